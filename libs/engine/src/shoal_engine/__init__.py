@@ -1,0 +1,58 @@
+"""One interface to an inference engine, two implementations; ``build_engine`` picks one.
+
+Importing this package imports neither vLLM nor torch: an implementation is loaded when it is built.
+"""
+
+from shoal_engine.api import (
+    Engine,
+    EngineDescription,
+    EngineFailed,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    Item,
+    Prefetched,
+    PrefillResult,
+    RequestRefused,
+    Sampling,
+    StateGroup,
+    StateKind,
+    Step,
+    TokenLogprobs,
+)
+from shoal_engine.settings import EngineKind, EngineSettings
+
+__all__ = [
+    "Engine",
+    "EngineDescription",
+    "EngineFailed",
+    "EngineKind",
+    "EngineLoad",
+    "EngineRequest",
+    "EngineSettings",
+    "FinishReason",
+    "Item",
+    "Prefetched",
+    "PrefillResult",
+    "RequestRefused",
+    "Sampling",
+    "StateGroup",
+    "StateKind",
+    "Step",
+    "TokenLogprobs",
+    "build_engine",
+]
+
+
+def build_engine(settings: EngineSettings) -> Engine:
+    """An engine that is not started yet. Raises EngineFailed when its packages are not installed."""
+    if settings.kind is EngineKind.SCRIPTED:
+        # Here, not above: the scripted engine reads its own settings and needs nothing of vLLM, and the reverse.
+        from shoal_engine.scripted import build_scripted_engine
+
+        return build_scripted_engine(settings)
+    try:
+        from shoal_engine.vllm.engine import VllmEngine
+    except ImportError as exc:
+        raise EngineFailed(f"vLLM is not installed in this environment ({exc.name} is missing)") from exc
+    return VllmEngine(settings)

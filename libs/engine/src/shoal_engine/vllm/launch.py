@@ -1,0 +1,200 @@
+"""From settings to a running vLLM. Imports vLLM at the top, so it is itself imported late, in a thread.
+
+Order: ask the store (a missing one is told at once, not after vLLM's five minutes), build vLLM's configuration,
+name the pool from what it resolved, start the engine process. Whatever fails is one EngineFailed; what vLLM's own
+process had to say about it stands in the log above.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from shoal_engine.api import EngineFailed
+from shoal_engine.settings import EngineSettings
+from shoal_engine.vllm.environment import set_cpu_environment
+from shoal_engine.vllm.fingerprint import POOL_KEY, PoolFacts, digest_folder, digest_revision, pool_name
+from shoal_engine.vllm.state_groups import StateGroupsOfWorker
+from shoal_engine.vllm.translation import ModelFacts
+
+
+class StepWatch(PrometheusStatLogger):
+    """The latest statistics of the engine's steps, kept in memory for ``load``.
+
+    It takes the place of vLLM's Prometheus logger, which is installed where none is given: Shoal's metrics are its
+    own, and that logger costs time in every step. Called on the event loop that reads the engine's outputs.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
+        self.running_requests: int | None = None
+        self.failed_loads = 0
+        self.is_store_lost = False
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if scheduler_stats is None:
+            return
+        self.running_requests = scheduler_stats.num_running_reqs
+        if told := scheduler_stats.kv_connector_stats:
+            self.failed_loads += told["failed_loads"]
+            self.is_store_lost = told["is_store_lost"]
+
+    def log_engine_initialized(self) -> None:
+        """vLLM would publish its configuration as a metric here."""
+
+
+class StoppedByHand(AsyncLLM):
+    """vLLM shuts down once more when the object is collected; at the end of the interpreter that is a traceback."""
+
+    def __del__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running vLLM and the facts about it."""
+
+    llm: AsyncLLM
+    watch: StepWatch
+    pool: str
+    model: ModelFacts
+    max_cached_tokens: int | None
+    processes: tuple[BaseProcess, ...]
+
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """Each becomes readable when an engine process ends."""
+        return tuple(process.sentinel for process in self.processes)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.llm.errored and all(process.is_alive() for process in self.processes)
+
+    def fail_all(self) -> None:
+        """Every stream that waits ends with EngineDeadError."""
+        self.llm.output_processor.propagate_error(EngineDeadError())
+
+
+def launch(settings: EngineSettings, connector: str) -> Launched:
+    """Blocks for as long as the start takes. Raises EngineFailed."""
+    is_cpu = current_platform.is_cpu()
+    if is_cpu:
+        set_cpu_environment(settings)
+    try:
+        args = _engine_args(settings, is_cpu=is_cpu)
+        if settings.store_port:
+            args.kv_transfer_config = _store(settings, connector)
+        config = args.create_engine_config()
+        pool = _pool(settings, config)
+        if config.kv_transfer_config is not None:
+            config.kv_transfer_config.kv_connector_extra_config[POOL_KEY] = pool
+        llm = StoppedByHand.from_vllm_config(config, stat_loggers=[StepWatch], disable_log_stats=True)
+    except (RuntimeError, ValueError, OSError, ImportError, TimeoutError) as exc:
+        raise EngineFailed(f"vLLM did not start with the model {settings.model}: {exc}") from exc
+    assert llm.logger_manager is not None
+    watch = llm.logger_manager.stat_loggers[0]
+    assert isinstance(watch, StepWatch)
+    processes = llm.engine_core.resources.engine_manager.processes
+    return Launched(llm, watch, pool, _model_facts(config), _room_tokens(config), tuple(processes))
+
+
+def _store(settings: EngineSettings, connector: str) -> KVTransferConfig:
+    from shoal_engine.vllm import lmcache  # here: an engine without a store needs no LMCache
+
+    lmcache.ask_store(settings)
+    return lmcache.store_config(settings, connector)
+
+
+def _engine_args(settings: EngineSettings, *, is_cpu: bool) -> AsyncEngineArgs:
+    return AsyncEngineArgs(
+        model=settings.model,
+        revision=settings.revision or None,
+        served_model_name=settings.shown_name,
+        dtype=_dtype(settings, is_cpu=is_cpu),
+        skip_tokenizer_init=True,
+        block_size=settings.block_tokens,
+        max_model_len=settings.max_context_tokens,
+        max_num_seqs=settings.max_running_requests,
+        max_num_batched_tokens=settings.max_step_tokens,
+        kv_cache_memory_bytes=settings.kv_memory_bytes,
+        enable_prefix_caching=True,
+        use_tqdm_on_load=False,
+        enforce_eager=not settings.is_compiled,
+        distributed_executor_backend="uni" if is_cpu else None,
+        worker_extension_cls=f"{StateGroupsOfWorker.__module__}.{StateGroupsOfWorker.__qualname__}",
+        disable_log_stats=True,
+        enable_log_requests=False,
+    )
+
+
+def _dtype(settings: EngineSettings, *, is_cpu: bool) -> str:
+    """A CPU without bfloat16 instructions emulates them: a prompt took four times as long as in float32."""
+    is_bfloat16_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if settings.dtype == "auto" and is_cpu and not is_bfloat16_native:
+        return "float32"
+    return settings.dtype
+
+
+def _pool(settings: EngineSettings, config: VllmConfig) -> str:
+    model_config, cache_config = config.model_config, config.cache_config
+    if Path(settings.model).is_dir():
+        model_digest = digest_folder(Path(settings.model))
+    else:
+        commit = getattr(model_config.hf_config, "_commit_hash", None) or settings.revision
+        if not commit:
+            raise EngineFailed(f"cannot tell which revision of {settings.model} this is; set SHOAL_ENGINE_REVISION")
+        model_digest = digest_revision(settings.model, commit)
+    dtype = str(model_config.dtype).removeprefix("torch.")
+    return pool_name(
+        model_config.hf_config.model_type,
+        PoolFacts(
+            model_digest=model_digest,
+            dtype=dtype,
+            kv_dtype=dtype if cache_config.cache_dtype == "auto" else cache_config.cache_dtype,
+            device_kind=_device_kind(),
+            block_tokens=settings.block_tokens,
+            vllm_version=vllm.__version__,
+            lmcache_version=version("lmcache") if settings.store_port else "none",
+        ),
+    )
+
+
+def _device_kind() -> str:
+    """Attention kernels pack keys in their own order, on a CPU by its instruction set."""
+    if current_platform.is_cpu():
+        return f"cpu-{torch.backends.cpu.get_cpu_capability()}-amx{int(torch.cpu._is_amx_tile_supported())}"
+    return f"{current_platform.device_type}-{current_platform.get_device_capability()}"
+
+
+def _model_facts(config: VllmConfig) -> ModelFacts:
+    model_config = config.model_config
+    generation = model_config.try_get_generation_config()
+    eos = generation.get("eos_token_id", getattr(model_config.hf_text_config, "eos_token_id", None))
+    defaults = model_config.get_diff_sampling_param()
+    defaults.pop("max_tokens", None)  # an answer ends where the caller or the context says
+    return ModelFacts(
+        vocabulary_tokens=model_config.get_vocab_size(),
+        max_context_tokens=model_config.max_model_len,
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+        sampling_defaults=defaults,
+    )
+
+
+def _room_tokens(config: VllmConfig) -> int | None:
+    blocks = config.cache_config.num_gpu_blocks
+    return None if blocks is None else blocks * config.cache_config.block_size

@@ -1,0 +1,1 @@
+"""What we add to an ``lmcache server``; loaded through its plugin points."""

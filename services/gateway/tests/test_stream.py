@@ -1,0 +1,394 @@
+"""One answer between its decode worker, its tokenizer and its client, with every end that either may come to."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from shoal_contracts.errors import Interrupted, ShoalError, Unavailable
+from shoal_contracts.ids import pack_u32, unpack_u32
+from shoal_contracts.v1 import common_pb2 as pb
+from shoal_gateway.ports import Ending, EndReason, EventSink, Fallback, TokenSink
+from shoal_gateway.receipt import Receipt
+from shoal_gateway.request import Opening, Placement, Prompt, RequestPlan, ServedModel, TokenBatch
+from shoal_gateway.steps.place import PlaceLimits, PlaceStep
+from shoal_gateway.steps.stream import AnswerStream, StreamLimits, StreamPeers
+from shoal_policy import DecodeWorkerView, PlacementPolicy
+from shoal_testkit import VirtualClock, settle
+
+LOST = Unavailable(pb.UNAVAILABLE, "lost")
+PROMPT = Prompt("model", pack_u32(range(10)), b"", b"state", is_streaming=True, max_tokens=8)
+PLAN = RequestPlan("r1", ServedModel("model", "pool", 4, 100), PROMPT, "", deadline_s=2_000.0)
+
+
+@dataclass
+class Placed:
+    placement: Placement
+    sink: TokenSink
+    instance_id: str = "decode"
+    cancels: int = 0
+
+    async def accepted(self) -> None:
+        return
+
+    def cancel(self) -> None:
+        self.cancels += 1
+
+    def generate(self, *tokens: int) -> None:
+        self.sink.on_tokens(TokenBatch(pack_u32(tokens)))
+
+
+@dataclass
+class Decode:
+    placed: list[Placed] = field(default_factory=list)
+
+    def models(self) -> list[ServedModel]:
+        return [PLAN.model]
+
+    def workers(self, pool: str) -> list[DecodeWorkerView]:
+        return [DecodeWorkerView("decode", 0, None, 0)]
+
+    def place(self, instance_id: str, placement: Placement, sink: TokenSink) -> Placed:
+        self.placed.append(Placed(placement, sink))
+        return self.placed[-1]
+
+    async def room(self, timeout_s: float) -> None:
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Events:
+    opening: Opening
+    sink: EventSink
+    instance: str
+    tokens: list[int] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    drops: int = 0
+
+    def send(self, batch: TokenBatch) -> None:
+        self.tokens += unpack_u32(batch.token_ids)
+
+    def finish(self, ending: Ending) -> None:
+        self.endings.append(ending)
+
+    def drop(self) -> None:
+        self.drops += 1
+
+    def write(self) -> None:
+        """Everything sent so far becomes an event."""
+        parsed = len(self.opening.prior_token_ids) // 4 + len(self.tokens)
+        self.sink.on_events(b"event", parsed)
+
+    def close(self) -> None:
+        self.sink.on_closed(len(self.opening.prior_token_ids) // 4 + len(self.tokens))
+
+
+@dataclass
+class Tokenizers:
+    opened: list[Events] = field(default_factory=list)
+    avoided: list[frozenset[str]] = field(default_factory=list)
+
+    async def encode(self, body: bytes, request_id: str) -> Prompt:
+        return PROMPT
+
+    def open(self, opening: Opening, sink: EventSink, *, avoid: frozenset[str]) -> Events:
+        self.avoided.append(avoid)
+        self.opened.append(Events(opening, sink, f"tokenizer-{len(self.opened)}"))
+        return self.opened[-1]
+
+
+@dataclass
+class Reader:
+    has_head: bool = True
+    room: int = 1_000
+    events: list[bytes] = field(default_factory=list)
+
+    body = b""
+
+    async def read_body(self) -> None: ...
+
+    def release_body(self) -> None: ...
+
+    async def while_present(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+
+    def begin_events(self) -> None: ...
+
+    def put(self, events: bytes) -> bool:
+        self.events.append(events)
+        return len(self.events) <= self.room
+
+    async def end(self, receipt_json: bytes | None) -> None: ...
+
+
+class Case:
+    """A running answer and its surroundings."""
+
+    def __init__(self, place_attempts: int = 3, event_attempts: int = 3, plan: RequestPlan = PLAN) -> None:
+        self.decode, self.tokenizers, self.client, self.clock = Decode(), Tokenizers(), Reader(), VirtualClock()
+        self.receipt = Receipt("r1", prompt_tokens=10)
+        place = PlaceStep(self.decode, PlacementPolicy(), PlaceLimits(1.0, 1.0))
+        peers = StreamPeers(place, self.tokenizers, self.client, self.clock)
+        limits = StreamLimits(place_attempts, event_attempts, 1.0)
+        self.answer = AnswerStream(plan, peers, limits, self.receipt, self.receipt.to_json)
+        self.running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self.answer.run()
+        finally:
+            self.answer.abort()
+
+    @property
+    def placed(self) -> Placed:
+        return self.decode.placed[-1]
+
+    @property
+    def events(self) -> Events:
+        return self.tokenizers.opened[-1]
+
+    async def failure(self) -> ShoalError:
+        with pytest.raises(ShoalError) as raised:
+            await self.running
+        return raised.value
+
+
+async def started(plan: RequestPlan = PLAN, **limits: int) -> Case:
+    case = Case(plan=plan, **limits)
+    await settle()
+    return case
+
+
+async def test_tokens_pass_and_the_end_is_the_tokenizers() -> None:
+    case = await started()
+    case.placed.sink.on_started(4)
+    case.placed.generate(1, 2)
+    case.placed.generate(3)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    assert case.events.tokens == [1, 2, 3]
+    [ending] = case.events.endings
+    assert (ending.reason, ending.hit_tokens) == (EndReason.STOP, 4)
+    assert not case.running.done()
+    case.events.close()
+    await case.running
+    assert case.receipt.completion_tokens == 3
+    assert case.placed.cancels == case.events.drops == 0
+
+
+async def test_stop_string_cancels_decode_once_whatever_crosses_it() -> None:
+    case = await started()
+    case.placed.generate(1, 2)
+    case.events.sink.on_stopped()
+    case.placed.generate(3)
+    await settle()
+    case.placed.sink.on_finished(EndReason.LENGTH, None)
+    await settle()
+    assert [ending.reason for ending in case.events.endings] == [EndReason.STOP]
+    case.events.close()
+    await case.running
+    assert case.placed.cancels == 1
+
+
+@pytest.mark.parametrize("end", ["lost", "failed", "cancelled"])
+async def test_lost_worker_is_replaced_with_the_tokens_so_far(end: str) -> None:
+    case = await started()
+    first = case.placed
+    first.generate(1, 2)
+    if end == "lost":
+        first.sink.on_lost(LOST)
+    elif end == "failed":
+        first.sink.on_finished(EndReason.FAILURE, Unavailable(pb.ENGINE_FAILED, "engine"))
+    else:
+        first.sink.on_finished(EndReason.CANCEL, None)
+    await settle()
+    assert list(unpack_u32(case.placed.placement.resumed_token_ids)) == [1, 2]
+    case.placed.generate(3)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.close()
+    await case.running
+    assert case.events.tokens == [1, 2, 3]
+    assert case.receipt.fallbacks == [Fallback.DECODE_RESUMED]
+    assert first.cancels == 0
+
+
+async def test_workers_that_a_request_may_lose_are_bounded() -> None:
+    case = await started(place_attempts=2)
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    case.placed.sink.on_lost(LOST)
+    assert await case.failure() is LOST
+    assert case.events.drops == 1
+
+
+async def test_spent_time_is_not_spent_again_elsewhere() -> None:
+    case = await started()
+    case.placed.sink.on_finished(EndReason.FAILURE, Interrupted(pb.DEADLINE_EXCEEDED, "late"))
+    assert (await case.failure()).code == pb.DEADLINE_EXCEEDED
+    assert len(case.decode.placed) == 1
+
+
+async def test_full_answer_whose_end_was_lost_is_finished_without_a_worker() -> None:
+    case = await started()
+    case.placed.generate(*range(8))
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    assert [ending.reason for ending in case.events.endings] == [EndReason.LENGTH]
+    assert len(case.decode.placed) == 1
+    case.events.close()
+    await case.running
+
+
+async def test_answer_that_filled_the_context_is_finished_without_a_worker() -> None:
+    prompt = replace(PROMPT, max_tokens=None)
+    model = replace(PLAN.model, max_context_tokens=13)
+    case = await started(replace(PLAN, prompt=prompt, model=model))
+    case.placed.generate(1, 2)
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    assert len(case.decode.placed) == 2  # one more token has room
+    case.placed.generate(3)
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    assert [ending.reason for ending in case.events.endings] == [EndReason.LENGTH]
+    assert len(case.decode.placed) == 2
+    case.events.close()
+    await case.running
+
+
+@pytest.mark.parametrize(
+    ("promised_blocks", "hit_tokens", "is_lost"),
+    [
+        (0, 0, False),
+        (1, 4, False),
+        (1, 1, False),
+        (1, 0, True),
+        (2, 8, False),
+        (2, 5, False),
+        (2, 4, True),
+        (2, 0, True),
+    ],
+)
+async def test_block_that_was_promised_and_not_found_is_told(
+    promised_blocks: int, hit_tokens: int, is_lost: bool
+) -> None:
+    case = await started(replace(PLAN, promised_blocks=promised_blocks))
+    case.placed.sink.on_started(hit_tokens)
+    assert case.receipt.fallbacks == [Fallback.HIT_LOST] * is_lost
+    case.running.cancel()
+    await settle()
+
+
+async def test_block_with_the_last_token_is_not_expected_of_decode() -> None:
+    prompt = replace(PROMPT, token_ids=pack_u32(range(8)))
+    case = await started(replace(PLAN, prompt=prompt, promised_blocks=2))
+    case.placed.sink.on_started(4)
+    assert case.receipt.fallbacks == []
+    case.running.cancel()
+    await settle()
+
+
+async def test_hit_of_a_resumed_answer_is_not_judged() -> None:
+    case = await started(replace(PLAN, promised_blocks=2))
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    case.placed.sink.on_started(0)
+    assert case.receipt.fallbacks == [Fallback.DECODE_RESUMED]
+    case.running.cancel()
+    await settle()
+
+
+async def test_lost_tokenizer_goes_on_elsewhere_where_the_client_is() -> None:
+    case = await started()
+    first = case.events
+    case.placed.generate(1, 2)
+    first.write()
+    case.placed.generate(3)
+    first.sink.on_failed(LOST)
+    case.placed.generate(4)
+    await settle()
+    second = case.events
+    assert second is not first
+    assert case.tokenizers.avoided[-1] == {"tokenizer-0"}
+    assert list(unpack_u32(second.opening.prior_token_ids)) == [1, 2]
+    assert second.opening.is_resumed
+    assert second.tokens == [3, 4]
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    second.close()
+    await case.running
+    assert case.receipt.fallbacks == [Fallback.TOKENIZER_RESUMED]
+
+
+async def test_tokenizer_lost_after_the_end_is_told_the_end_again() -> None:
+    case = await started()
+    case.placed.generate(1)
+    case.placed.sink.on_finished(EndReason.LENGTH, None)
+    await settle()
+    case.events.sink.on_failed(LOST)
+    await settle()
+    assert case.events.tokens == [1]
+    assert [ending.reason for ending in case.events.endings] == [EndReason.LENGTH]
+    case.events.close()
+    await case.running
+
+
+async def test_tokenizers_that_a_request_may_lose_are_bounded() -> None:
+    case = await started(event_attempts=2)
+    for _ in range(2):
+        case.events.sink.on_failed(LOST)
+        await settle()
+    assert await case.failure() is LOST
+    assert case.placed.cancels == 1
+
+
+async def test_client_that_does_not_read_ends_its_request_alone() -> None:
+    case = await started()
+    case.client.room = 1
+    for token in (1, 2, 3):
+        case.placed.generate(token)
+        case.events.write()
+    error = await case.failure()
+    assert error.code == pb.CANCELLED
+    assert (case.placed.cancels, case.events.drops) == (1, 1)
+    assert not await case.answer.tell_failure(error)
+
+
+async def test_ending_it_from_outside_stops_both_peers_once() -> None:
+    case = await started()
+    case.placed.generate(1)
+    case.running.cancel()
+    await settle()
+    assert case.running.cancelled()
+    case.answer.abort()
+    assert (case.placed.cancels, case.events.drops) == (1, 1)
+
+
+async def test_failure_after_the_head_is_written_by_the_tokenizer() -> None:
+    case = Case()
+    await settle()
+    telling = asyncio.create_task(case.answer.tell_failure(LOST))
+    await settle()
+    [ending] = case.events.endings
+    assert (ending.reason, ending.failure) == (EndReason.FAILURE, LOST)
+    case.events.sink.on_closed(0)
+    case.running.cancel()
+    await settle()
+    telling.cancel()
+
+
+async def test_placement_that_ends_at_once_is_not_missed() -> None:
+    case = Case()
+    await asyncio.sleep(0)
+    while not case.decode.placed:
+        await asyncio.sleep(0)
+    case.placed.generate(1)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    assert case.events.tokens == [1]
+    assert len(case.events.endings) == 1
+    case.events.close()
+    await case.running

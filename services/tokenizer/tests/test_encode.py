@@ -1,0 +1,52 @@
+import json
+from collections.abc import Iterator
+
+import pytest
+from tokenizers import Tokenizer
+
+from shoal_contracts.errors import BadRequest
+from shoal_contracts.v1 import common_pb2 as pb
+from shoal_tokenizer.codec.api import Api, Codec, Finish, RequestNames
+from shoal_tokenizer.encode import RequestEncoder
+from shoal_tokenizer.format import Ending, Opening, format_answer
+from shoal_tokenizer.thread_pool import ThreadPool
+
+NAMES = RequestNames("r1", 1700000000)
+
+
+@pytest.fixture
+def encoder(codec: Codec) -> Iterator[RequestEncoder]:
+    pool = ThreadPool(1, 4)
+    yield RequestEncoder(codec, pool)
+    pool.close()
+
+
+def body(text: str, **fields: object) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": text}]} | fields).encode()
+
+
+async def test_a_request_becomes_the_templates_prompt(encoder: RequestEncoder, reference: Tokenizer) -> None:
+    encoded = await encoder.encode(Api.CHAT_COMPLETIONS, body("fox", stream=True), NAMES)
+    prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nfox<|im_end|>\n<|im_start|>assistant\n"
+    assert encoded.token_ids == reference.encode(prompt).ids
+    assert (encoded.model, encoded.is_stream, encoded.is_agent) == ("tiny", True, False)
+    assert encoded.sampling.stop_token_ids == [0, 2]
+
+
+async def test_equal_requests_give_equal_replies(encoder: RequestEncoder) -> None:
+    first, second = [await encoder.encode(Api.CHAT_COMPLETIONS, body("fox"), NAMES) for _ in range(2)]
+    assert first == second
+
+
+async def test_the_output_state_has_no_prompt_text_and_formats(encoder: RequestEncoder, codec: Codec) -> None:
+    encoded = await encoder.encode(Api.CHAT_COMPLETIONS, body("SECRET"), NAMES)
+    assert b"SECRET" not in encoded.output_state
+    formatted = format_answer(codec, Opening(0, encoded.output_state, 5, 0, [65]), (), Ending(0, Finish.STOP))
+    assert json.loads(formatted.body)["id"] == "chatcmpl-r1"
+
+
+@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.COMPLETIONS])
+async def test_other_apis_are_not_offered_yet(encoder: RequestEncoder, api: Api) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await encoder.encode(api, b"{}", NAMES)
+    assert caught.value.code == pb.UNSUPPORTED and api.value in caught.value.message

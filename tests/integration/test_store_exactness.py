@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ BLOCK = 128
 STEP_TOKENS = 1024  # a long prompt is stored in several runs
 ANSWER_TOKENS = 24
 WINDOW_AGE_S = 15.0  # longer than a case needs between storing a window and hitting it
+STANDSTILL_S = 3.0  # an engine gives its store up after one
 DEADLINE_S = 60.0
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -45,6 +47,7 @@ class Pair:
     alone: VllmEngine
     engine: VllmEngine
     store: StoreHttp
+    server: LmcacheRunning
     _truths: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
     _serial: Iterator[int] = field(default_factory=itertools.count)
 
@@ -145,11 +148,12 @@ def a_pair(model: Path, lmcache: LmcacheRunning, store: StoreHttp) -> Pair:
         model=str(model),
         dtype="float32",
         max_context_tokens=4096,
-        kv_memory_bytes=64 << 20,
+        kv_memory_bytes=16 << 20,  # little, so that memory which one request leaves is soon taken by another
         max_step_tokens=STEP_TOKENS,
     )
     reach = {"store_port": lmcache.spec.mq_port, "store_http_port": lmcache.spec.http_port}
-    return Pair(VllmEngine(settings), VllmEngine(settings.model_copy(update=reach), connector=CONNECTOR), store)
+    engine = VllmEngine(settings.model_copy(update=reach), connector=CONNECTOR)
+    return Pair(VllmEngine(settings), engine, store, lmcache)
 
 
 @pytest.fixture(params=["full", "window"])
@@ -241,11 +245,13 @@ async def test_answers_stay_true_while_a_sweep_deletes_under_them(pair: Pair) ->
             await asyncio.sleep(0.05)
 
     sweeping = asyncio.create_task(sweep())
-    for _ in range(4):
-        await asyncio.gather(*(pair.ask(prompt) for prompt in prompts))
-        await forget_engine_copies(pair.engine)
-    sweeping.cancel()
-    await asyncio.wait([sweeping])
+    try:
+        for _ in range(4):
+            await asyncio.gather(*(pair.ask(prompt) for prompt in prompts))
+            await forget_engine_copies(pair.engine)
+    finally:
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
     assert sweeping.cancelled(), sweeping.exception()
     assert deleted > len(hashes_of(prompts[0]))
 
@@ -268,6 +274,29 @@ async def test_answers_stay_true_while_what_they_load_is_deleted(pair: Pair, lev
     await pair.put(prompt)
     await pair.clear_dram()
     assert await pair.ask_store(prompt) == whole(2500)
+
+
+async def test_a_store_that_stood_still_keeps_nothing_that_was_written_over_meanwhile(pair: Pair) -> None:
+    prompts = [a_prompt(tokens, seed=100 + tokens) for tokens in (1500, 2500, 3500, 3499)]
+    others = [a_prompt(3000, seed=200 + number) for number in range(4)]
+    for prompt in (*prompts, *others):
+        await pair.truth(prompt)
+    asked = [asyncio.create_task(pair.ask(prompt)) for prompt in prompts]
+    async with asyncio.timeout(DEADLINE_S):
+        while pair.engine.load().cached_tokens == 0:
+            await asyncio.sleep(0.01)
+    os.kill(pair.server.process.process.pid, signal.SIGSTOP)
+    try:
+        asked += [asyncio.create_task(pair.ask(prompt)) for prompt in others]
+        await asyncio.sleep(STANDSTILL_S)
+    finally:
+        os.kill(pair.server.process.process.pid, signal.SIGCONT)
+    await asyncio.gather(*asked)
+    forks = [prompt[:cut] for prompt in (*prompts, *others) for cut in (500, 900, 1300, len(prompt))]
+    for fork in forks:
+        await pair.ask_store(fork)
+    await pair.put(prompts[0])
+    assert await pair.ask_store(prompts[0]) == whole(1500)
 
 
 async def test_a_load_that_fails_is_computed(pair: Pair, failing_loads: Path) -> None:
@@ -342,6 +371,18 @@ async def test_prompts_that_share_steps_keep_a_window_each(windowed: Pair) -> No
     await windowed.clear_dram()
     for prompt in prompts:
         assert await windowed.ask_store(prompt) == whole(len(prompt))
+
+
+async def test_what_a_window_has_left_behind_is_stored_as_it_was(windowed: Pair) -> None:
+    """Its blocks are free for other requests as soon as it has moved on, and the store reads them later."""
+    for number in range(2):
+        prompts = [a_prompt(tokens, seed=1000 * number + tokens) for tokens in (700, 1300, 1500, 2000)]
+        forks = [prompt[: border + 1] for prompt in prompts for border in range(BLOCK, len(prompt), BLOCK)]
+        for prompt in (*prompts, *forks):
+            await windowed.truth(prompt)
+        await windowed.put(*prompts)
+        hits = [await windowed.ask_store(fork) for fork in forks]
+        assert sum(hit > 0 for hit in hits) > len(forks) / 2  # the last ones may have left DRAM
 
 
 @pytest.mark.parametrize("way", ["cleared", "aged"])

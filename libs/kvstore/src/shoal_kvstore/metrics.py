@@ -48,6 +48,11 @@ ENGINES_SENT_BACK = CATALOGUE.counter(
     "Engines that this server did not know and that were made to register again.",
     action="One for each engine after a restart of the server; more means that registering fails: see its log.",
 )
+STANDSTILLS = CATALOGUE.counter(
+    "standstills_total",
+    "Times that this server stood still for about a second, and refused what engines had asked for before.",
+    action="Find what stops it: swapping, a paused virtual machine, far too many processes. Hits are lost each time.",
+)
 WINDOW_OBJECTS = CATALOGUE.counter(
     "window_objects_total",
     "Objects of sliding windows: shared (to the shared level too), kept (in DRAM alone), expired (left DRAM unused).",

@@ -8,7 +8,7 @@ goes wrong here stops the start: a server without these parts looks well and is 
 
 from lmcache.v1.multiprocess.ext_server_module import ExtServerModuleBuildContext, ExtServerModuleComponents
 
-from shoal_kvstore import l1_listing, metrics, registration
+from shoal_kvstore import l1_listing, metrics, registration, standstill
 from shoal_kvstore.file_adapter import FileAdapter
 from shoal_kvstore.level_policy import WindowSizes, build_level_module
 
@@ -24,6 +24,7 @@ def build_server_modules(builder: ExtServerModuleBuildContext) -> ExtServerModul
         if isinstance(adapter, FileAdapter):
             adapter.know_windows(lambda key: windows.of(key) is not None)
     l1_listing.serve(context.storage_manager)
+    standstill.fence(builder.modules, context.storage_manager)
     level_module = build_level_module(builder)
     return ExtServerModuleComponents(
         modules=[level_module],

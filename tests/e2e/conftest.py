@@ -17,6 +17,8 @@ import pytest
 
 SHOAL = (sys.executable, "-m", "shoal_local")
 READY_SIGN = "Try it:"
+# Of a machine behind a proxy, which knows nothing of this machine's loopback: nothing of ours may ask it.
+DEAD_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 
 
 def free_port() -> int:
@@ -44,7 +46,9 @@ class Running:
 
     @property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0)
+        # trust_env off: a proxy of this machine does not know its loopback.
+        http = httpx.Client(trust_env=False)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0, http_client=http)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another `shoal` command for the same home."""
@@ -70,7 +74,7 @@ class Running:
 def shoal_up(home: Path, *arguments: str, **changes: str) -> Iterator[Running]:
     """`shoal up` in a home of its own; whatever happens, it is down afterwards."""
     port = free_port()
-    environ = {**os.environ, "SHOAL_HOME": str(home), "SHOAL_GATEWAY_PORT": str(port), **changes}
+    environ = {**os.environ, **DEAD_PROXY, "SHOAL_HOME": str(home), "SHOAL_GATEWAY_PORT": str(port), **changes}
     process = subprocess.Popen(
         (*SHOAL, "up", *arguments), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

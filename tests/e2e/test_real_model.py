@@ -18,9 +18,9 @@ from transformers import AutoTokenizer
 from shoal_engine import EngineRequest, EngineSettings, Sampling
 from shoal_engine.vllm.engine import VllmEngine
 from shoal_local.home import Home
-from shoal_local.model import prepare
 from shoal_local.processes import family, is_alive
 from shoal_local.settings import LocalSettings
+from shoal_model import prepare
 from shoal_testkit.suites.engine_lab import read
 
 from .conftest import READY_SIGN, shoal_up

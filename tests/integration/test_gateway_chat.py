@@ -306,7 +306,10 @@ async def test_connections_do_not_wait_for_more_to_send(nats: NatsRunning) -> No
 async def test_openai_error_class_for_unreachable_peers(nats: NatsRunning) -> None:
     settings = GatewaySettings.model_validate({"nats_url": nats.url, "port": 0, "drain_s": 2})
     service = GatewayService(settings)
-    async with running(service, settings), httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.port}") as http:
+    async with (
+        running(service, settings),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", trust_env=False) as http,
+    ):
         body = {"model": "m", "messages": []}
         response = await http.post("/v1/chat/completions", json=body)
         ready = await http.get("/readyz")

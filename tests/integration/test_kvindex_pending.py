@@ -48,7 +48,7 @@ async def an_index(nats: NatsRunning, database_url: str, instance_id: str = "") 
     async with running(service, settings) as process, connect(service.address) as channel:
         await until(lambda: "directory" not in process.health.report)
         base_url = f"http://127.0.0.1:{service.coordinator_port}"
-        async with httpx.AsyncClient(base_url=base_url) as http:
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
 
             async def store(hashes: bytes) -> None:
                 nonlocal seq

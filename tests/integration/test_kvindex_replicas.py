@@ -126,7 +126,9 @@ class Fleet:
     ) -> Instance:
         channel = await stack.enter_async_context(grpc.connect(address))
         clients = [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20))
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False)
+            )
             for port in (ports["coordinator_port"], ports["ops_port"])
         ]
         return Instance(name, clients[0], kvindex_pb2_grpc.KvIndexStub(channel), clients[1])

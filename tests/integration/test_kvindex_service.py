@@ -80,7 +80,7 @@ async def kvindex(nats_url: str, database_url: str, coordinator_port: int = 0) -
     service = KvIndexService(settings)
     async with running(service, settings) as process, grpc.connect(service.address) as channel:
         base_url = f"http://127.0.0.1:{service.coordinator_port}"
-        async with httpx.AsyncClient(base_url=base_url) as client:
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
             stub = kvindex_pb2_grpc.KvIndexStub(channel)
             yield Running(process, service, client, stub)
 

@@ -134,6 +134,16 @@ async def test_nobody_there_is_unavailable() -> None:
             await call(kvindex_pb2_grpc.KvIndexStub(channel).Match, kvindex_pb2.MatchRequest(), timeout_s=5)
 
 
+async def test_a_proxy_that_is_set_for_the_outside_is_not_asked(
+    served: _Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    request = kvindex_pb2.MatchRequest(block_hashes=pack_u32([1]))
+    async with connect(served.address) as channel:
+        reply = await call(kvindex_pb2_grpc.KvIndexStub(channel).Match, request, timeout_s=10)
+    assert reply.hit_blocks == 1
+
+
 async def test_the_trace_reaches_the_handler(served: _Served) -> None:
     parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with tracing.start_span("gateway", tracing.extract(parent)):

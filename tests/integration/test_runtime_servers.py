@@ -6,7 +6,14 @@ import stat
 import asyncpg
 import pytest
 
-from shoal_runtime.servers import ServerCommand, ServerUnavailable, free_port, http_answers
+from shoal_runtime.servers import (
+    ServerCommand,
+    ServerUnavailable,
+    free_port,
+    http_answers,
+    postgres_server,
+    prepare_postgres,
+)
 from shoal_testkit.processes import start_process
 from shoal_testkit.servers import postgres_running, temporary_directory
 
@@ -32,6 +39,17 @@ async def test_postgres_keeps_its_databases_over_a_crash_and_serves_as_soon_as_i
         assert str(await _select(first, "SHOW server_version")).startswith("18.")
         mode = stat.S_IMODE(postgres.directory.stat().st_mode)
         assert mode == 0o700, "nothing is opened to other users for Postgres' sake"
+
+
+async def test_postgres_serves_from_a_deep_folder_with_spaces() -> None:
+    with temporary_directory("deep") as directory:
+        home = directory / "a folder of a very long path" / ("x" * 80)
+        await asyncio.to_thread(prepare_postgres, home)
+        process = await start_process(postgres_server(home, free_port()), home)
+        try:
+            assert await _select(process.server.url, "SELECT 1") == 1
+        finally:
+            process.kill()
 
 
 async def test_a_server_that_ends_while_it_starts_says_what_it_said() -> None:

@@ -175,7 +175,7 @@ async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
     async with contextlib.AsyncExitStack() as stack:
         disk = stack.enter_context(a_disk(directory / "disk"))
         lmcache = await stack.enter_async_context(lmcache_running(disk.folder))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=lmcache.url, timeout=WAIT_S))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=lmcache.url, timeout=WAIT_S, trust_env=False))
         stored = settings.model_copy(update={"store_port": lmcache.spec.mq_port})
         lab = Lab(VllmEngine(settings), VllmEngine(stored), lmcache, disk, directory, http)
         for engine in (lab.alone, lab.engine):  # together they would share two cores

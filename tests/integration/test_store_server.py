@@ -166,7 +166,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Store
         port = await serve_on(stack, coordinator.app(), LOOPBACK, 0)
         url = f"http://{LOOPBACK}:{port}"
         lmcache = await stack.enter_async_context(lmcache_running(folder, coordinator_url=url))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=lmcache.url, timeout=CALL_S))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=lmcache.url, timeout=CALL_S, trust_env=False))
         yield Store(lmcache, folder, coordinator, http)
 
 

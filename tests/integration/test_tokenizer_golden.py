@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from shoal_local.model import DEFAULT_MODEL, prepare
+from shoal_model import DEFAULT_MODEL, prepare
 from shoal_tokenizer.codec.api import Api, Codec, Conversation, RequestNames
 from shoal_tokenizer.codec.chat_template import ChatTemplate
 from shoal_tokenizer.codec.encoder import Markers

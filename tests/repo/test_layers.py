@@ -9,7 +9,7 @@ DOMAIN_CONTRACT = "Domain modules do no I/O, read no clock and throw no dice"
 
 # The first part of a module's name inside its service. Everything else is domain.
 EDGES = {
-    *("__main__", "service", "settings", "metrics"),  # what puts the parts together
+    *("__main__", "service", "migrate", "settings", "metrics"),  # what puts the parts together
     *("upkeep", "housekeeping", "layouts"),  # and keeps them going
     *("app", "api", "http_server", "http_protocol"),  # requests and jobs come in here
     *("grpc_api", "coordinator_api", "job_source"),

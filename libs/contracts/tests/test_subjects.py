@@ -60,3 +60,10 @@ def test_what_would_split_or_widen_a_subject_is_refused(value):
 def test_who_hears_an_answer_is_read_from_its_subject(instance_id):
     assert subjects.answering_gateway(subjects.prefill_answer(instance_id)) == instance_id
     assert subjects.answering_gateway(subjects.prefill_cancel(instance_id)) == ""
+
+
+@given(pool=TOKEN, tier=TOKEN)
+def test_whose_queue_it_is_is_read_from_its_subject(pool, tier):
+    assert subjects.pool_and_tier(subjects.prefill_job(pool, tier)) == (pool, tier)
+    assert subjects.pool_and_tier(subjects.prefill_cancel(pool)) is None
+    assert subjects.pool_and_tier(subjects.INDEX_CHANGE) is None

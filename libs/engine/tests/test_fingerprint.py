@@ -15,6 +15,8 @@ FACTS = PoolFacts(
     kv_dtype="float32",
     device_kind="cpu-AVX2-amx0",
     block_tokens=128,
+    parts="pp1-tp1-dcp1",
+    traits="",
     vllm_version="0.32.0",
     lmcache_version="0.5.6",
 )

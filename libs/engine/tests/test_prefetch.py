@@ -25,10 +25,11 @@ class Store:
     calls: list[tuple[str, str, Any]] = field(default_factory=list)
     clock: VirtualClock = field(default_factory=VirtualClock)
     groups: tuple[StateGroup, ...] = ()
+    parts: int = 1
 
     def __post_init__(self) -> None:
         http = httpx.AsyncClient(transport=httpx.MockTransport(self._answer), base_url="http://store")
-        self.prefetch = StorePrefetch("pool", 128, http, self.clock, self.groups)
+        self.prefetch = StorePrefetch("pool", 128, http, self.clock, groups=self.groups, parts=self.parts)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.calls.append((request.method, request.url.path, json.loads(request.content) if request.content else None))
@@ -99,6 +100,14 @@ async def test_of_windows_only_the_last_blocks_are_brought(found: int, blocks: i
     groups = (StateGroup(0, StateKind.SLIDING_WINDOW, 256), StateGroup(1, StateKind.FULL))
     store = Store([submitted(), completed(found, 30)], groups=groups)
     assert (await store.bring(a_request(2000))).blocks == blocks
+    await store.prefetch.close()
+
+
+async def test_parts_of_a_block_are_asked_for_and_counted_together() -> None:
+    groups = (StateGroup(0, StateKind.SLIDING_WINDOW, 256), StateGroup(1, StateKind.FULL))
+    store = Store([submitted(), completed(20, 60)], groups=groups, parts=2)
+    assert (await store.bring(a_request(2000))).blocks == 8
+    assert store.calls[0][2]["world_size"] == 2
     await store.prefetch.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from shoal_local.child import START_ATTEMPTS, Child, ChildSpec, ChildState
 from shoal_local.console import Console
 from shoal_local.processes import family
+from shoal_runtime.settings import SETTINGS_WRONG
 
 WAIT_S = 10.0
 
@@ -71,6 +72,14 @@ async def test_a_process_becomes_ready_and_ends_when_asked(start, out):
     await child.stop(WAIT_S)
     await asyncio.wait_for(running, WAIT_S)
     assert (child.state, child.restarts, child.name) == (ChildState.ENDED, 0, None)
+
+
+async def test_wrong_settings_are_not_tried_again(start, out):
+    child, running = start(f"echo 'SHOAL_X is no setting'; exit {SETTINGS_WRONG}", is_ready=never_ready)
+    await asyncio.wait_for(running, WAIT_S)
+    assert (child.state, child.restarts) == (ChildState.FAILED, 1)
+    assert "victim: SHOAL_X is no setting" in out.getvalue()
+    assert "a setting is wrong" in out.getvalue()
 
 
 async def test_a_killed_process_is_started_again_and_counted(start, out):

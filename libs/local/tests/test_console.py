@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 
@@ -73,8 +74,15 @@ def test_a_traceback_shows_its_last_line():
 def test_the_tail_is_bounded(console):
     for number in range(100):
         console.take("nats", f"line {number}")
-    assert console.tail("nats") == [f"line {number}" for number in range(100 - TAIL_LINES, 100)]
-    assert console.tail("unknown") == []
+    assert console.tail("nats", since_s=0) == [f"line {number}" for number in range(100 - TAIL_LINES, 100)]
+    assert console.tail("unknown", since_s=0) == []
+
+
+def test_lines_of_long_ago_explain_no_end(console):
+    console.take("nats", "hours ago")
+    now_s = time.monotonic()
+    console.take("nats", "just now")
+    assert console.tail("nats", since_s=now_s) == ["just now"]
 
 
 def test_files_are_bounded(tmp_path, out):

@@ -4,7 +4,8 @@ import json
 
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_contracts.v1 import kvindex_pb2 as index
-from shoal_local.index_client import plain, shown_address
+from shoal_local.index_client import plain
+from shoal_local.nats_client import shown_address
 
 
 def test_numbers_are_numbers_enums_have_names_and_the_unknown_is_none():

@@ -5,9 +5,9 @@ import socket
 import pytest
 
 from shoal_local.home import Home
-from shoal_local.model import PreparedModel
 from shoal_local.servers import PORT_RANGE, Ports, is_port_free, specs_of
 from shoal_local.settings import LocalSettings
+from shoal_model import PreparedModel
 
 
 @pytest.fixture

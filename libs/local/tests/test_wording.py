@@ -1,8 +1,10 @@
 """What people read is short, exact, and says when something is unknown."""
 
+from pathlib import Path
+
 import pytest
 
-from shoal_local.wording import COLUMNS, bar, counted, paragraph, share, size, span
+from shoal_local.wording import COLUMNS, bar, counted, paragraph, share, shown_path, size, span
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,9 @@ def test_what_is_not_nothing_is_seen():
 def test_paragraphs_fit_the_terminal():
     lines = paragraph("word " * 100, "      ").splitlines()
     assert all(line.startswith("      w") and len(line) < COLUMNS for line in lines)
+
+
+def test_a_folder_of_the_person_is_written_as_such(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert shown_path(Path("/home/ann/.local/state/shoal")) == "~/.local/state/shoal"
+    assert shown_path(Path("/srv/shoal")) == "/srv/shoal"

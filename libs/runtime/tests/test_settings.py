@@ -1,9 +1,12 @@
 """Names, sources and refusals of settings."""
 
-import pytest
-from pydantic import Field
+import socket
+from pathlib import Path
 
-from shoal_runtime.settings import EnvironmentSettings, ServiceSettings
+import pytest
+from pydantic import Field, SecretStr
+
+from shoal_runtime.settings import SETTINGS_WRONG, EnvironmentSettings, ServiceSettings
 
 
 class _Settings(ServiceSettings):
@@ -40,8 +43,64 @@ def test_invalid_value_names_the_variable() -> None:
         _Settings.load("gateway", {"SHOAL_GATEWAY_HANDOFF_MS": "0"})
 
 
+def test_an_invalid_value_is_told_by_the_name_under_which_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="  SHOAL_GRPC_PORT: ") as raised:
+        _Settings.load("gateway", {"SHOAL_GRPC_PORT": "70000"})
+    assert raised.value.code == SETTINGS_WRONG
+    assert "SHOAL_GRPC_PORT" in capsys.readouterr().err  # an exit code alone tells a person nothing
+
+
 def test_a_group_without_shared_fields_reads_its_prefix_only() -> None:
     class _Engine(EnvironmentSettings):
         log_level: str = "INFO"
 
     assert _Engine.load("engine", {"SHOAL_LOG_LEVEL": "DEBUG"}).log_level == "INFO"
+
+
+class _WithSecret(ServiceSettings):
+    password: SecretStr = SecretStr("")
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> str:
+    file = tmp_path / "password"
+    file.write_text("p@ss word\n")
+    return str(file)
+
+
+def test_a_secret_may_be_given_by_a_file(secret_file: str) -> None:
+    settings = _WithSecret.load("gateway", {"SHOAL_GATEWAY_PASSWORD_FILE": secret_file})
+    assert settings.password.get_secret_value() == "p@ss word"
+    assert "p@ss" not in repr(settings)
+
+
+def test_a_secret_that_is_given_twice_stops_the_start(secret_file: str) -> None:
+    environ = {"SHOAL_GATEWAY_PASSWORD_FILE": secret_file, "SHOAL_GATEWAY_PASSWORD": "other"}
+    with pytest.raises(SystemExit, match="SHOAL_GATEWAY_PASSWORD and SHOAL_GATEWAY_PASSWORD_FILE are both set"):
+        _WithSecret.load("gateway", environ)
+
+
+def test_a_secret_whose_file_is_missing_names_variable_and_file() -> None:
+    with pytest.raises(SystemExit, match=r"SHOAL_GATEWAY_PASSWORD_FILE=/nowhere/at-all cannot be read: No such file"):
+        _WithSecret.load("gateway", {"SHOAL_GATEWAY_PASSWORD_FILE": "/nowhere/at-all"})
+
+
+def test_only_secrets_are_read_from_files() -> None:
+    with pytest.raises(SystemExit, match="SHOAL_GATEWAY_HANDOFF_MS_FILE is no setting"):
+        _Settings.load("gateway", {"SHOAL_GATEWAY_HANDOFF_MS_FILE": "/tmp/x"})
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise_host", "told"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("localhost", "", "localhost"),
+        ("0.0.0.0", "", socket.gethostname()),
+        ("::", "", socket.gethostname()),
+        ("10.1.2.3", "", "10.1.2.3"),
+        ("node-7", "", "node-7"),
+        ("0.0.0.0", "worker.example", "worker.example"),
+    ],
+)
+def test_what_others_are_told_follows_from_where_it_listens(host: str, advertise_host: str, told: str) -> None:
+    assert _Settings(host=host, advertise_host=advertise_host).reachable_host == told

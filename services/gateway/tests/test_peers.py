@@ -1,5 +1,6 @@
-"""Channels for unary calls: kept while their peer is there, closed when its last call must have ended."""
+"""Who is there, and channels for unary calls: kept while their peer is, closed when its last call must have ended."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -7,7 +8,7 @@ import pytest
 from google.protobuf.message import Message
 
 from shoal_contracts.v1 import fleet_pb2
-from shoal_gateway.links.peers import Channels
+from shoal_gateway.links.peers import Channels, meet
 from shoal_runtime.presence import Fleet, Member
 from shoal_runtime.process import Process, new_process
 from shoal_runtime.settings import ServiceSettings
@@ -100,3 +101,15 @@ async def test_end_of_the_gateway_closes_channels_that_are_leaving_too(case: Cas
     new = case.channels.get(case.beat("127.0.0.1:2", incarnation=2))
     await case.channels.close()
     assert is_closed(old) and is_closed(new)
+
+
+async def test_a_gateway_waits_until_it_has_heard_who_is_there(case: Case) -> None:
+    meeting = asyncio.create_task(meet(case.fleet, [fleet_pb2.TOKENIZER], 30))
+    await settle()
+    assert not meeting.done()
+    case.beat()
+    await asyncio.wait_for(meeting, 1)
+
+
+async def test_who_is_not_there_is_not_waited_for_for_ever(case: Case) -> None:
+    await asyncio.wait_for(meet(case.fleet, [fleet_pb2.TOKENIZER, fleet_pb2.DECODE], 0.01), 1)

@@ -46,6 +46,15 @@ def prefill_stream(pool: str, tier: str) -> str:
     return f"PREFILL_{_token(pool)}_{_token(tier)}"
 
 
+def pool_and_tier(subject: str) -> tuple[str, str] | None:
+    """Whose queue ``prefill_job(pool, tier)`` is; None when it is another subject."""
+    match subject.split("."):
+        case ["prefill", pool, tier]:
+            return pool, tier
+        case _:
+            return None
+
+
 def prefill_cancel(pool: str) -> str:
     """Heard by every prefill worker of a pool."""
     return f"prefill-cancel.{_token(pool)}"

@@ -20,7 +20,7 @@ from shoal_engine.api import (
     Step,
     TokenLogprobs,
 )
-from shoal_engine.settings import EngineKind, EngineSettings
+from shoal_engine.settings import EngineKind, EngineRole, EngineSettings
 
 __all__ = [
     "Engine",
@@ -29,6 +29,7 @@ __all__ = [
     "EngineKind",
     "EngineLoad",
     "EngineRequest",
+    "EngineRole",
     "EngineSettings",
     "FinishReason",
     "Item",
@@ -44,8 +45,11 @@ __all__ = [
 ]
 
 
-def build_engine(settings: EngineSettings) -> Engine:
-    """An engine that is not started yet. Raises EngineFailed when its packages are not installed."""
+def build_engine(settings: EngineSettings, role: EngineRole | None = None) -> Engine:
+    """An engine that is not started yet; ``role`` picks its section of a profile.
+
+    Raises EngineFailed when its packages are not installed.
+    """
     if settings.kind is EngineKind.SCRIPTED:
         # Here, not above: the scripted engine reads its own settings and needs nothing of vLLM, and the reverse.
         from shoal_engine.scripted import build_scripted_engine
@@ -55,4 +59,4 @@ def build_engine(settings: EngineSettings) -> Engine:
         from shoal_engine.vllm.engine import VllmEngine
     except ImportError as exc:
         raise EngineFailed(f"vLLM is not installed in this environment ({exc.name} is missing)") from exc
-    return VllmEngine(settings)
+    return VllmEngine(settings, role=role)

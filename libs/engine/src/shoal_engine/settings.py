@@ -22,6 +22,13 @@ class EngineKind(enum.Enum):
     SCRIPTED = "scripted"
 
 
+class EngineRole(enum.Enum):
+    """What a worker uses its engine for; a profile may differ between the two."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class EngineSettings(EnvironmentSettings):
     """Settings of one engine; workers that shall share KV must agree on those that name the pool."""
 
@@ -48,6 +55,11 @@ class EngineSettings(EnvironmentSettings):
     )
     is_compiled: bool = Field(
         False, description="torch.compile the model: faster steps, a start longer by minutes. For cards."
+    )
+    profile: tuple[str, ...] = Field(
+        (),
+        description="YAML files of vLLM's own arguments, later ones win over earlier and over these settings. "
+        "`deploy/profiles` has some for cards and for kinds of traffic.",
     )
     store_host: str = Field("127.0.0.1", description="Where this node's `lmcache server` listens.")
     store_port: int = Field(0, ge=0, le=65535, description="Its message queue port. 0: no store, nothing is shared.")

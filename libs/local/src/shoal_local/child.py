@@ -3,7 +3,7 @@
 A process leads its own session, so that a Ctrl-C at the terminal reaches only the supervisor, and its whole family
 is ended with it. Deaths are counted and told; the pause before the next start doubles up to ``MAX_PAUSE_S`` and
 falls back after ``SETTLED_S`` of good work. A process that was never ready and died ``START_ATTEMPTS`` times gives
-up: then something is wrong that a restart does not cure.
+up: then something is wrong that a restart does not cure. One that says its settings are wrong gives up at once.
 """
 
 import asyncio
@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from shoal_local.console import Console
 from shoal_local.home import remove_unused_segments
 from shoal_local.processes import ProcessName, end_families, name_of
+from shoal_runtime.settings import SETTINGS_WRONG
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
 SETTLED_S = 60.0
 START_ATTEMPTS = 3
+LAST_LINES_S = 10.0
 PROBE_S = 0.1
 FORCE_S = 2.0
 READ_BYTES = 65536
@@ -71,6 +73,7 @@ class Child:
         self._on_change = on_change
         self._stopping = asyncio.Event()
         self._failed_starts = 0
+        self._started_s = 0.0  # of the present life
         self._pause_s = spec.min_pause_s
 
     async def run(self) -> None:
@@ -90,8 +93,7 @@ class Child:
         self._enter(ChildState.ENDED)
 
     def _gives_up(self, exit_code: int, was_ready_s: float | None) -> bool:
-        for line in self._console.tail(self.spec.service):
-            self._console.say(f"  {self.spec.service}: {line}", "WARNING")
+        self._tell_last_lines(was_ready=was_ready_s is not None)
         if was_ready_s is None:
             self._failed_starts += 1
         else:
@@ -99,6 +101,9 @@ class Child:
             if was_ready_s > SETTLED_S:
                 self._pause_s = self.spec.min_pause_s
         ending = _describe_exit(exit_code)
+        if exit_code == SETTINGS_WRONG:
+            self._console.say(f"{self.spec.service} {ending}: a setting is wrong, see above", "ERROR")
+            return True
         if not self.became_ready.is_set() and self._failed_starts >= START_ATTEMPTS:
             self._console.say(f"{self.spec.service} {ending}; it never became ready", "ERROR")
             return True
@@ -108,9 +113,15 @@ class Child:
         )
         return False
 
+    def _tell_last_lines(self, *, was_ready: bool) -> None:
+        """Of a process that served, only what it wrote as it ended: what it wrote hours ago explains nothing."""
+        since_s = time.monotonic() - LAST_LINES_S if was_ready else self._started_s
+        for line in self._console.tail(self.spec.service, since_s=since_s):
+            self._console.say(f"  {self.spec.service}: {line}", "WARNING")
+
     async def _live(self) -> tuple[int, float | None]:
         """One life of the process: its exit code, and for how long it was ready (None: never)."""
-        started = time.monotonic()
+        self._started_s = time.monotonic()
         reader, writer = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -129,7 +140,7 @@ class Child:
         self.name = name_of(process.pid)
         self._enter(ChildState.STARTING)
         pump = asyncio.create_task(self._pump(reader))
-        probe = asyncio.create_task(self._probe(process, started))
+        probe = asyncio.create_task(self._probe(process))
         try:
             # The pipe is ours and not asyncio's: a grandchild that holds it must not delay this wait.
             exit_code = await process.wait()
@@ -142,7 +153,7 @@ class Child:
         self.name = None
         return exit_code, time.monotonic() - probe.result() if is_probed else None
 
-    async def _probe(self, process: asyncio.subprocess.Process, started: float) -> float:
+    async def _probe(self, process: asyncio.subprocess.Process) -> float:
         """Wait until it answers; returns the time it did. A start that takes too long is ended."""
         try:
             async with asyncio.timeout(self.spec.ready_timeout_s):
@@ -153,7 +164,7 @@ class Child:
             process.kill()
             raise
         now = time.monotonic()
-        self.ready_after_s = now - started
+        self.ready_after_s = now - self._started_s
         self.became_ready.set()
         self._enter(ChildState.READY)
         self._console.say(f"{self.spec.service} is ready, {self.ready_after_s:.1f} s after its start")

@@ -1,158 +1,118 @@
-"""`shoal up | down | status | store | explain`: Shoal from the command line.
+"""`shoal`: every command, chosen by its first word.
 
-The first three are about the embedded system of a home; the last two ask any system whose NATS can be reached.
-Exit codes: 0 done, 1 it could not be done (a sentence says why), 3 nothing runs that could be shown, 130 ended by
-force.
+`up`, `down` and `logs` are about the embedded system of a home; the others take any system, and that of the home when
+none is named. Exit codes: 0 done, 1 it could not be done (a sentence says why), 2 it was asked for in a way that
+is not understood, 3 nothing runs that could be shown, 78 a setting is wrong, 130 ended by Ctrl-C or by force.
 """
 
 import argparse
-import asyncio
 import os
-import signal
-import time
+import sys
 from collections.abc import Sequence
 
-from shoal_local.console import Console
-from shoal_local.home import AlreadyRunning, Home, HomeUnusable, Record
-from shoal_local.index_commands import show_explanation, show_store
-from shoal_local.model import ModelUnavailable, prepare
-from shoal_local.processes import is_alive
-from shoal_local.servers import Ports, is_port_free, plan
+from shoal_local.arguments import parser
+from shoal_local.bench import BenchOptions, bench
+from shoal_local.chat import ChatOptions, chat
+from shoal_local.doctor.checkup import Target as DoctorTarget
+from shoal_local.doctor.report import show_doctor
+from shoal_local.home import Home, HomeUnusable
+from shoal_local.index_commands import show_explanation, show_store, without_prefix
+from shoal_local.logs import LogFilter, show_logs
 from shoal_local.settings import LocalSettings
-from shoal_local.status import render
-from shoal_local.supervisor import Supervisor
-from shoal_runtime.servers import LOOPBACK, ServerUnavailable
-
-DOWN_MARGIN_S = 10.0
-NOTHING_RUNS = 3
-
-
-class CannotStart(Exception):
-    """The message tells what to change."""
+from shoal_local.status import NOTHING_RUNS, Subject, show_status
+from shoal_local.terminal import leave_quietly
+from shoal_local.up_down import down, up
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry of the console program."""
-    parser = argparse.ArgumentParser(prog="shoal", description="Shoal on this machine, without containers.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start everything and stay until Ctrl-C")
-    up.add_argument("--engine", choices=("vllm", "scripted"), help="scripted computes nothing: for tests")
-    up.add_argument("-v", "--verbose", action="store_true", help="show every line of every process")
-    commands.add_parser("down", help="stop what `shoal up` started")
-    commands.add_parser("status", help="show what runs")
-    store = commands.add_parser("store", help="show what is stored and what became of it")
-    explain = commands.add_parser("explain", help="say why a request did not hit more")
-    explain.add_argument("request_id", help="the answer's header x-request-id, or its id chatcmpl-…")
-    for asking in (store, explain):
-        asking.add_argument("--nats", metavar="URL", help="of another system; also SHOAL_NATS_URL")
-        asking.add_argument("--json", action="store_true", help="for programs")
-    chosen = parser.parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     if chosen.command == "up" and chosen.engine is not None:
         os.environ["SHOAL_ENGINE_KIND"] = chosen.engine
     settings = LocalSettings.load("local")
     home = Home(settings.home)
     try:
-        match chosen.command:
-            case "up":
-                return _up(settings, home, is_verbose=chosen.verbose)
-            case "down":
-                return _down(settings, home)
-            case "store" | "explain":
-                return _ask_index(settings, home, chosen)
-            case _:
-                return _status(home)
+        code = _run(settings, home, chosen)
+        sys.stdout.flush()  # here, where a reader that left is no error
+        return code
     except HomeUnusable as exc:
         print(exc)
         return 1
-
-
-def _up(settings: LocalSettings, home: Home, *, is_verbose: bool) -> int:
-    try:
-        with home.hold():
-            console = Console(home.logs, is_verbose=is_verbose)
-            try:
-                return _supervise(settings, home, console)
-            except (CannotStart, ModelUnavailable, ServerUnavailable) as exc:
-                console.say(str(exc), "ERROR")
-                return 1
-            except KeyboardInterrupt:
-                return 130
-            finally:
-                console.close()
-    except AlreadyRunning:
-        record = home.read()
-        where = f" at {record.gateway_url} (pid {record.supervisor.pid})" if record else ""
-        print(f"A system already runs{where}, from {home.folder}.")
-        print("Stop it with `make down` or `shoal down`; for a second one set SHOAL_HOME and SHOAL_GATEWAY_PORT.")
+    except BrokenPipeError:
+        leave_quietly()
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
-def _supervise(settings: LocalSettings, home: Home, console: Console) -> int:
-    if leftovers := home.end_leftovers():
-        console.say(f"ended {leftovers} processes of a run that did not end in order", "WARNING")
-    _check_gateway_address(settings)
-    model = prepare(settings.model, settings.models_dir, console.say)
-    console.say(f"model {model.served_name} is in {model.folder}")
-    ports = Ports.pick()
-    specs = plan(settings, home, model, ports)
-    nats_url = f"nats://{LOOPBACK}:{ports.nats}"
-    supervisor = Supervisor(
-        home, console, gateway_url=settings.gateway_url, nats_url=nats_url, served_name=model.served_name
+def _run(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:
+    match chosen.command:
+        case "up":
+            return up(settings, home, is_verbose=chosen.verbose)
+        case "down":
+            return down(settings, home)
+        case "chat":
+            return _chat(settings, home, chosen)
+        case "bench":
+            return _bench(settings, home, chosen)
+        case "doctor":
+            return _doctor(settings, home, chosen)
+        case "logs":
+            wanted = LogFilter(chosen.level.upper(), without_prefix(chosen.request))
+            return show_logs(home, chosen.services, wanted, is_following=chosen.follow)
+        case "store" | "explain":
+            return _ask_index(settings, home, chosen)
+        case _:
+            return _status(settings, home, chosen)
+
+
+def _chat(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:
+    options = ChatOptions(
+        url=_gateway_url(settings, home, chosen.url),
+        model=chosen.model,
+        system=chosen.system,
+        max_tokens=chosen.max_tokens,
+        temperature=chosen.temperature,
     )
-    return asyncio.run(
-        supervisor.run(specs, start_timeout_s=settings.start_timeout_s, drain_timeout_s=settings.drain_timeout_s)
+    return chat(options)
+
+
+def _bench(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:
+    options = BenchOptions(
+        url=_gateway_url(settings, home, chosen.url),
+        model=chosen.model,
+        requests=chosen.requests,
+        concurrency=chosen.concurrency,
+        prompt_tokens=chosen.prompt_tokens,
+        max_tokens=chosen.max_tokens,
+        turns=chosen.turns,
     )
+    return bench(options)
 
 
-def _check_gateway_address(settings: LocalSettings) -> None:
-    host, port = settings.gateway_host, settings.gateway_port
-    try:
-        if is_port_free(host, port):
-            return
-    except OSError as exc:
-        raise CannotStart(f"SHOAL_GATEWAY_HOST={host}: {exc.strerror or exc}") from exc
-    raise CannotStart(
-        f"port {port} on {host} is taken, or needs more rights: set SHOAL_GATEWAY_PORT to another one, "
-        f"for example SHOAL_GATEWAY_PORT={port + 1 if port < 65535 else 8001}"
-    )
+def _doctor(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:
+    target = DoctorTarget(settings, home, chosen.nats or settings.nats_url, without_path(chosen.url or settings.url))
+    return show_doctor(target, is_json=chosen.json)
 
 
-def _down(settings: LocalSettings, home: Home) -> int:
+def _gateway_url(settings: LocalSettings, home: Home, given: str) -> str:
+    """As told; else of what runs from the home; else where that would listen."""
+    if told := given or settings.url:
+        return without_path(told)
     record = home.read()
-    if record is None or not home.is_running(record):
-        with home.hold():
-            leftovers = home.end_leftovers()
-        print(f"Nothing runs; ended {leftovers} processes that were left over." if leftovers else "Nothing runs.")
-        return 0
-    os.kill(record.supervisor.pid, signal.SIGTERM)
-    print(f"Stopping pid {record.supervisor.pid} …", flush=True)
-    if not _wait_gone(record, settings.drain_timeout_s + DOWN_MARGIN_S):
-        print("It did not stop in time; ending it by force.")
-        os.kill(record.supervisor.pid, signal.SIGKILL)
-        _wait_gone(record, DOWN_MARGIN_S)
-        with home.hold():
-            home.end_leftovers()
-    print("Stopped.")
-    return 0
+    return record.gateway_url if record and home.is_running(record) else settings.gateway_url
 
 
-def _wait_gone(record: Record, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while is_alive(record.supervisor):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def without_path(gateway_url: str) -> str:
+    """As OpenAI's clients are told it, the address ends with /v1; as people type it, it has no http:// before it."""
+    whole = gateway_url if "://" in gateway_url or not gateway_url else f"http://{gateway_url}"
+    return whole.rstrip("/").removesuffix("/v1")
 
 
-def _status(home: Home) -> int:
-    record = home.read()
-    if record is None or not home.is_running(record):
-        print("Nothing runs.")
-        return NOTHING_RUNS
-    print(f"{record.gateway_url}, for {time.time() - record.started_at_s:.0f} s, from {home.folder}")
-    print(render(record))
-    return 0
+def _status(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:
+    is_once = chosen.once or chosen.json or not sys.stdout.isatty()
+    subject = Subject(home, chosen.nats or settings.nats_url)
+    return show_status(subject, is_json=chosen.json, every_s=None if is_once else chosen.every)
 
 
 def _ask_index(settings: LocalSettings, home: Home, chosen: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ class Console:
         self._out: TextIO | None = sys.stdout if out is None else out
         self._is_coloured = self._out.isatty()
         self._files: dict[str, logging.handlers.RotatingFileHandler] = {}
-        self._tails: dict[str, deque[str]] = {}
+        self._tails: dict[str, deque[tuple[float, str]]] = {}  # with the moment when each line came
         self._started = time.monotonic()
 
     def elapsed_s(self) -> float:
@@ -56,18 +56,18 @@ class Console:
     def take(self, service: str, line: str) -> None:
         """A line that a process wrote."""
         self._keep(service, line)
-        entry = _parse(line)
+        entry = read_entry(line)
         level = "INFO" if entry is None else str(entry.get("level", "INFO"))
         is_ours = entry is not None and (entry["event"] != "log" or level != "INFO")
         text = line if entry is None else render(entry)
         if not is_ours:
-            self._tails[service].append(text)
+            self._tails[service].append((time.monotonic(), text))
         if is_ours or self._is_verbose:
             self._show(service, text, level)
 
-    def tail(self, service: str) -> list[str]:
-        """The last lines of a process that were not shown: they may explain its end."""
-        return [_shorten(line) for line in self._tails.get(service, ())]
+    def tail(self, service: str, *, since_s: float) -> list[str]:
+        """The last lines of a process that came since then (monotonic) and were not shown: they may explain its end."""
+        return [_shorten(line) for at_s, line in self._tails.get(service, ()) if at_s >= since_s]
 
     def close(self) -> None:
         for handler in self._files.values():
@@ -125,7 +125,8 @@ def _value(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if " " in text else text
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def read_entry(line: str) -> dict[str, Any] | None:
+    """A line of one of our services; None when somebody else wrote it."""
     if not line.startswith("{"):
         return None
     try:

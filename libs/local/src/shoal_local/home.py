@@ -5,7 +5,6 @@ A file lock says whether a supervisor lives: the kernel gives it back when the p
 ``shoal up`` can end what is left over. It is replaced atomically and removed after an orderly stop.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from shoal_local.processes import PROC, ProcessName, boot_id, end_families, is_alive
+from shoal_runtime.file_lock import try_lock
 
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENT_PREFIX = "lmcache"
@@ -132,28 +132,22 @@ class Home:
         return found
 
 
-def try_lock(file: IO[str]) -> bool:
-    """Take the exclusive lock of an open file, which the kernel gives back when the file closes; False: it is held."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def remove_unused_segments(folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove LMCache's shared memory that no living process maps: a killed engine or server leaves it behind.
-
-    Looked at twice, because a process that starts creates a segment a moment before it maps it.
-    """
-    unused = _unmapped_segments(folder)
-    if unused:
-        time.sleep(0.2)
-        unused &= _unmapped_segments(folder)
+    """Remove LMCache's shared memory that no living process maps: a killed engine or server leaves it behind."""
+    unused = unused_segments(folder)
     for path in unused:
         with suppress(FileNotFoundError, PermissionError):
             path.unlink()
     return sorted(path.name for path in unused)
+
+
+def unused_segments(folder: Path = SHARED_MEMORY) -> set[Path]:
+    """Of LMCache and of this user. Looked at twice: one that starts makes a segment a moment before it maps it."""
+    unused = _unmapped_segments(folder)
+    if unused:
+        time.sleep(0.2)
+        unused &= _unmapped_segments(folder)
+    return unused
 
 
 def _unmapped_segments(folder: Path) -> set[Path]:

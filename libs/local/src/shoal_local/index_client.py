@@ -8,23 +8,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
-import nats
-import nats.errors
 from google.protobuf.message import DecodeError, Message
 from nats.aio.msg import Msg
 
 from shoal_contracts import subjects
 from shoal_contracts.errors import ShoalError
 from shoal_contracts.v1 import fleet_pb2, kvindex_pb2, kvindex_pb2_grpc
+from shoal_local.nats_client import NatsAway, connected, shown_address
 from shoal_runtime import grpc
 from shoal_runtime.presence import BEAT_EACH_S
 
 if TYPE_CHECKING:
     Stub: TypeAlias = kvindex_pb2_grpc.KvIndexAsyncStub
 
-CONNECT_S = 3.0
 LISTEN_S = BEAT_EACH_S + 0.5
 ANSWER_S = 5.0
 
@@ -55,11 +52,16 @@ class Answer(Generic[Reply]):
 
 async def overviews(nats_url: str) -> list[Answer[kvindex_pb2.OverviewReply]]:
     """What every instance says about the store. Raises IndexNotFound."""
+    return await ask_overviews(await find(nats_url))
+
+
+async def ask_overviews(instances: Sequence[Instance]) -> list[Answer[kvindex_pb2.OverviewReply]]:
+    """What these instances say about the store."""
 
     def asked(stub: "Stub") -> Awaitable[kvindex_pb2.OverviewReply]:
         return grpc.call(stub.Overview, kvindex_pb2.OverviewRequest(), timeout_s=ANSWER_S)
 
-    return await _ask_all(await find(nats_url), asked)
+    return await _ask_all(instances, asked)
 
 
 async def explanations(nats_url: str, request_id: str) -> list[Answer[kvindex_pb2.ExplainReply]]:
@@ -84,32 +86,14 @@ async def find(nats_url: str) -> list[Instance]:
         found[beat.instance_id] = Instance(beat.instance_id, beat.address, beat.reason)
 
     try:
-        async with asyncio.timeout(CONNECT_S):
-            connection = await nats.connect(nats_url, allow_reconnect=False, error_cb=_ignore)
-    except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
-        raise IndexNotFound(
-            f"NATS at {shown_address(nats_url)} does not answer. Is it the right address (--nats, SHOAL_NATS_URL)?"
-        ) from error
-    try:
-        await connection.subscribe(subjects.beats(fleet_pb2.KVINDEX), cb=on_beat)
-        await asyncio.sleep(LISTEN_S)
-    except nats.errors.Error as error:
-        raise IndexNotFound(f"NATS at {shown_address(nats_url)} broke the connection; try again.") from error
-    finally:
-        await connection.close()
+        async with connected(nats_url) as connection:
+            await connection.subscribe(subjects.beats(fleet_pb2.KVINDEX), cb=on_beat)
+            await asyncio.sleep(LISTEN_S)
+    except NatsAway as error:
+        raise IndexNotFound(str(error)) from error
     if not found:
         raise IndexNotFound(f"No instance of kvindex is there: nothing was heard on NATS at {shown_address(nats_url)}.")
     return [found[instance_id] for instance_id in sorted(found)]
-
-
-async def _ignore(_: Exception) -> None:
-    """A failure shows at the call that meets it; nats-py would print it as well."""
-
-
-def shown_address(nats_url: str) -> str:
-    """Without user and password."""
-    parts = urlsplit(nats_url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else nats_url
 
 
 async def _ask_all(instances: Sequence[Instance], asked: Callable[["Stub"], Awaitable[Reply]]) -> list[Answer[Reply]]:

@@ -16,19 +16,12 @@ from dataclasses import dataclass
 
 import httpx
 
+from shoal_kvstore.command import LmcacheSpec, lmcache_server
 from shoal_local.child import ChildSpec
 from shoal_local.home import Home
-from shoal_local.model import PreparedModel
 from shoal_local.settings import LocalSettings
-from shoal_runtime.servers import (
-    LOOPBACK,
-    LmcacheSpec,
-    ServerCommand,
-    lmcache_server,
-    nats_server,
-    postgres_server,
-    prepare_postgres,
-)
+from shoal_model import PreparedModel
+from shoal_runtime.servers import LOOPBACK, ServerCommand, nats_server, postgres_server, prepare_postgres
 
 PORT_RANGE = range(20000, 32000)
 PROBE_TIMEOUT_S = 2.0
@@ -38,6 +31,8 @@ ENGINE_KV_BYTES = str(512 * 1024 * 1024)  # a whole context of the default model
 STORE_READY_S = "180"
 DRAIN_S = "10"  # of each service; shorter than the whole stop may take
 STORE = "lmcache"
+# Embedded engines compute on the CPU. Where pip had only PyTorch's build with CUDA, LMCache would take a GPU it saw.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ENGINES = ("prefill", "decode")
 
 
@@ -139,7 +134,7 @@ def _store(settings: LocalSettings, home: Home, ports: Ports) -> ChildSpec:
     return ChildSpec(
         service=STORE,
         argv=server.argv,
-        environ={**os.environ, **server.environ, "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"},
+        environ={**os.environ, **server.environ, **NO_GPU},
         is_ready=server.is_ready,
         uses=frozenset({"kvindex"}),
         ready_timeout_s=float(STORE_READY_S),
@@ -166,6 +161,7 @@ def _engine_environ(settings: LocalSettings, model: PreparedModel, ports: Ports)
         "SHOAL_ENGINE_MODEL": str(model.folder),
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",
+        **NO_GPU,
     }
     if settings.engine_kind == "vllm":
         fixed |= {"SHOAL_ENGINE_STORE_HOST": LOOPBACK, "SHOAL_ENGINE_STORE_PORT": str(ports.store_queue)}

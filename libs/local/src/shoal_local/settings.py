@@ -10,25 +10,20 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from shoal_runtime.settings import EnvironmentSettings
+from shoal_model.settings import ModelSettings
 
 
 def _state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "shoal"
 
 
-def _models_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "models"
-
-
-class LocalSettings(EnvironmentSettings):
+class LocalSettings(ModelSettings):
     """Each is set by ``SHOAL_<FIELD>``, or by ``SHOAL_LOCAL_<FIELD>`` for this program alone."""
 
     home: Path = Field(default_factory=_state_dir, description="Logs, Postgres, NATS and stored KV. One system each.")
-    models_dir: Path = Field(default_factory=_models_dir, description="Where prepared and downloaded models lie.")
-    model: str = Field("", description="A model folder or hub id that vLLM serves; empty takes the packaged model.")
     engine_kind: Literal["vllm", "scripted"] = Field("vllm", description="scripted: no model computes, for tests.")
-    nats_url: str = Field("", description="Of a system elsewhere, for `shoal store` and `shoal explain`.")
+    nats_url: str = Field("", description="NATS of a system elsewhere, for `shoal status` and the like.")
+    url: str = Field("", description="Gateway of a system elsewhere, for `shoal chat` and `shoal bench`.")
     gateway_host: str = Field("127.0.0.1", description="0.0.0.0 to be reached from other machines.")
     gateway_port: int = Field(8000, ge=1, le=65535, description="Another one when the port is taken.")
     store_l1_gib: float = Field(1.0, gt=0, le=4096, description="DRAM that keeps recent KV. Raise for long prompts.")

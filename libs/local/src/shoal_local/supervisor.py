@@ -18,8 +18,9 @@ from shoal_local.child import Child, ChildSpec, ChildState
 from shoal_local.console import Console
 from shoal_local.home import ChildRecord, Home, Record, remove_unused_segments
 from shoal_local.keeper import DONE
+from shoal_local.process_table import process_table
 from shoal_local.processes import boot_id, name_of
-from shoal_local.status import render
+from shoal_local.terminal import as_text
 
 PROGRESS_S = 5.0
 LEAST_STOP_S = 1.0
@@ -127,7 +128,7 @@ class Supervisor:
 
     def _tell_ready(self) -> None:
         self._console.say(f"everything is ready after {self._console.elapsed_s():.1f} s")
-        self._console.say_plain(f"\n{render(self._record())}\n\n{self._invitation()}")
+        self._console.say_plain(f"\n{as_text(process_table(self._record()))}\n\n{self._invitation()}")
 
     def _invitation(self) -> str:
         body = (
@@ -136,7 +137,8 @@ class Supervisor:
         )
         return (
             f"Try it:\n\n  curl -N {self._gateway_url}/v1/chat/completions -H 'content-type: application/json' \\\n"
-            f"    -d '{body}'\n\nLogs: {self._home.logs}    Stop: Ctrl-C here, or `make down`\n"
+            f"    -d '{body}'\n\nOr talk to it: shoal chat    See who does what: shoal status\n"
+            f"Logs: {self._home.logs}    Stop: Ctrl-C here, or `make down`\n"
         )
 
     async def _drain(self, timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 import textwrap
 import time
+from pathlib import Path
 
 COLUMNS = 80
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -44,6 +45,14 @@ def moment(unix_s: float) -> str:
 def share(part: int, whole: int) -> str:
     """``87.3 %``; unknown without a whole."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def shown_path(path: Path) -> str:
+    """As people write it: a folder of their own begins with ``~``."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):  # elsewhere, or nobody's home is known
+        return str(path)
 
 
 def bar(part: int, largest: int, width: int) -> str:

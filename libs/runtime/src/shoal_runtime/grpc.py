@@ -68,6 +68,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # in gRPC's words: the time that one attempt is given
     # A peer that restarts elsewhere under the same address must not inherit a broken connection of the pool.
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # one that is set for the outside must not see what services say to each other
 ]
 
 Reply = TypeVar("Reply")
@@ -100,7 +101,7 @@ async def serve(process: "Process", server: grpc.aio.Server) -> str:
         await server.stop(STOP_S)
 
     process.stack.push_async_callback(close)
-    return f"{settings.advertise_host}:{port}"
+    return f"{settings.reachable_host}:{port}"
 
 
 def connect(address: str) -> grpc.aio.Channel:

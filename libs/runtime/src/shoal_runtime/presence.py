@@ -20,6 +20,7 @@ from shoal_contracts.v1 import fleet_pb2
 from shoal_runtime.logs import get_logger
 from shoal_runtime.metrics import BEATS_FENCED
 from shoal_runtime.nats import Bus
+from shoal_runtime.version import version
 
 if TYPE_CHECKING:
     from shoal_runtime.process import Process
@@ -126,6 +127,8 @@ class Announcer:
             is_ready=process.health.is_ready,
             is_draining=process.is_draining,
             reason=process.health.reason,
+            version=version(),
+            sent_at_unix_ms=int(process.clock.now() * 1000),
         )
         if (model := presence.model) is not None:
             message.model.name = model.name
@@ -212,7 +215,7 @@ class Fleet:
         if known is not None and beat.incarnation < known.member.incarnation:
             BEATS_FENCED.inc()
             return
-        member = _to_member(beat)
+        member = to_member(beat)
         self._seen[beat.instance_id] = _Seen(member, self._watch_s)
         if known is None or known.is_silent or known.member != member:
             self._tell()
@@ -245,7 +248,8 @@ class Fleet:
             listener()
 
 
-def _to_member(beat: fleet_pb2.Beat) -> Member:
+def to_member(beat: fleet_pb2.Beat) -> Member:
+    """What one beat says."""
     model = load = None
     if beat.HasField("model"):
         served = beat.model

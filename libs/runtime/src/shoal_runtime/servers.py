@@ -1,4 +1,4 @@
-"""How the third-party servers are started: NATS, Postgres and ``lmcache server`` as local processes.
+"""How third-party servers are started as local processes: NATS and Postgres; ``lmcache server`` in ``shoal_kvstore``.
 
 Only command lines, their files, and the question whether a server answers; who starts, watches and kills the
 process is the caller (``local`` for ``shoal up``, ``testkit`` for tests). All listen on loopback. Postgres refuses
@@ -60,7 +60,7 @@ async def wait_ready(server: ServerCommand, *, timeout_s: float, is_running: Cal
         await asyncio.sleep(0.05)
 
 
-def _own_binary(name: str) -> str:
+def own_program(name: str) -> str:
     """A console program of this environment, also when its bin folder is not on PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -83,7 +83,7 @@ def nats_server(directory: Path, port: int) -> ServerCommand:
     async def is_ready() -> bool:
         return (await _ask(port, b"")).startswith(b"INFO")
 
-    argv = (_own_binary("nats-server"), "--config", str(config))
+    argv = (own_program("nats-server"), "--config", str(config))
     return ServerCommand("nats", argv, is_ready, f"nats://{LOOPBACK}:{port}")
 
 
@@ -139,7 +139,7 @@ def postgres_server(directory: Path, port: int) -> ServerCommand:
     argv = (
         postgres_program("postgres"),
         *("-D", str(data), "-h", LOOPBACK, "-p", str(port)),
-        *("-c", f"unix_socket_directories={data}", "-c", "max_connections=200", "-c", "shared_buffers=64MB"),
+        *("-c", "unix_socket_directories=", "-c", "max_connections=200", "-c", "shared_buffers=64MB"),
     )
 
     async def is_ready() -> bool:
@@ -164,57 +164,6 @@ def create_database(port: int, name: str) -> str:
     if result.returncode != 0 and "already exists" not in result.stderr:
         raise ServerUnavailable(f"database {name} could not be created: {result.stderr.strip()}")
     return f"postgresql+asyncpg://postgres@{LOOPBACK}:{port}/{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class LmcacheSpec:
-    """One ``lmcache server``: L1 in its DRAM, L2 in a directory that all servers of the fleet share."""
-
-    instance_id: str
-    shared_directory: Path
-    mq_port: int
-    http_port: int
-    metrics_port: int
-    coordinator_url: str = ""  # of kvindex; "": reports to nobody
-    block_tokens: int = 128
-    l1_gib: float = 0.5
-    window_age_s: float = 180.0  # how long sliding-window state that nobody hits stays in its DRAM
-    capacity_bytes: int = 0  # of the shared directory, for kvindex to keep to; 0: what is free at the start and its own
-
-
-def lmcache_server(spec: LmcacheSpec) -> ServerCommand:
-    """``url`` is its HTTP side; engines connect to ``mq_port``."""
-    spec.shared_directory.mkdir(parents=True, exist_ok=True)
-    adapter = {
-        "type": "plugin",
-        "module_path": "shoal_kvstore.file_adapter",
-        "class_name": "FileAdapter",
-        "adapter_params": {
-            "folder": str(spec.shared_directory),
-            "server": spec.instance_id,
-            "capacity_bytes": spec.capacity_bytes,
-        },
-        "shared": True,
-    }
-    module = {"module_path": "shoal_kvstore.server_module", "config": {"window_age_s": spec.window_age_s}}
-    argv: tuple[str, ...] = (
-        *(_own_binary("lmcache"), "server", "--host", LOOPBACK, "--port", str(spec.mq_port)),
-        *("--http-host", LOOPBACK, "--http-port", str(spec.http_port), "--prometheus-port", str(spec.metrics_port)),
-        *("--instance-id", spec.instance_id, "--chunk-size", str(spec.block_tokens)),
-        *("--l1-size-gb", str(spec.l1_gib), "--l1-init-size-gb", "1", "--eviction-policy", "LRU"),
-        *("--supported-transfer-mode", "auto", "--separate-object-groups"),
-        *("--l2-adapter", json.dumps(adapter), "--server-module", json.dumps(module)),
-    )
-    if spec.coordinator_url:
-        argv += ("--coordinator-url", spec.coordinator_url, "--coordinator-advertise-ip", LOOPBACK)
-        argv += ("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.05")
-
-    async def is_ready() -> bool:
-        return await http_answers(spec.http_port, "/healthcheck")
-
-    environ = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    environ |= {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-    return ServerCommand(f"lmcache {spec.instance_id}", argv, is_ready, f"http://{LOOPBACK}:{spec.http_port}", environ)
 
 
 async def http_answers(port: int, path: str) -> bool:

@@ -2,20 +2,37 @@
 
 A field ``f`` of service ``gateway`` is set by ``SHOAL_GATEWAY_F``. Fields declared by ``ServiceSettings`` itself
 may also be set for all services at once by ``SHOAL_F``; the service's own variable wins. Sequences are written
-with commas. A variable under the own prefix that names no field is refused with the nearest names, because a
-misspelled setting is otherwise found in production.
+with commas. A secret may be given by a file, named in ``<VARIABLE>_FILE``, so that no environment shows it; line ends
+around it are not part of it. A variable under the own prefix that names no field is refused with the nearest names,
+because a misspelled setting is otherwise found in production. A wrong setting ends the process with a code of its own,
+so that who started it knows that another try is in vain.
 """
 
 import difflib
+import ipaddress
 import os
+import socket
+import sys
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 PREFIX = "SHOAL_"
+FILE_SUFFIX = "_FILE"
+SETTINGS_WRONG = 78  # the exit code; EX_CONFIG of sysexits.h
+
+
+class SettingsWrong(SystemExit):
+    """The message, for the operator, was written to standard error, which an exit code leaves to us."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = SETTINGS_WRONG
+        print(message, file=sys.stderr)
 
 
 class EnvironmentSettings(BaseModel):
@@ -27,32 +44,59 @@ class EnvironmentSettings(BaseModel):
 
     @classmethod
     def load(cls, group: str, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read ``SHOAL_<GROUP>_<FIELD>``. Raises SystemExit with a message for the operator."""
+        """Read ``SHOAL_<GROUP>_<FIELD>``. Raises SettingsWrong."""
         own_prefix = f"{PREFIX}{group.upper()}_"
         fields = cls.model_fields
         _refuse_unknown(own_prefix, fields, environ)
         values: dict[str, Any] = {}
+        told_by: dict[str, str] = {}
         for name, field in fields.items():
             variables = [own_prefix + name.upper()]
             if name in cls.shared_fields:
                 variables.append(PREFIX + name.upper())
             for variable in variables:
-                if variable in environ:
-                    values[name] = _parse(environ[variable], field.annotation)
+                text = _text_of(variable, environ, may_be_file=field.annotation is SecretStr)
+                if text is not None:
+                    values[name] = _parse(text, field.annotation)
+                    told_by[name] = variable
                     break
         try:
             return cls(**values)
         except ValidationError as error:
-            lines = [f"  {own_prefix}{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
-            raise SystemExit("settings are not valid:\n" + "\n".join(lines)) from None
+            raise SettingsWrong(_not_valid(error, own_prefix, told_by)) from None
+
+
+def _not_valid(error: ValidationError, own_prefix: str, told_by: Mapping[str, str]) -> str:
+    """Each wrong value by the name under which it was given."""
+    lines = ["settings are not valid:"]
+    for told in error.errors():
+        name = str(told["loc"][0]) if told["loc"] else ""  # "": several fields contradict each other
+        variable = told_by.get(name, own_prefix + name.upper())
+        lines.append(f"  {variable}: {told['msg']}" if name else f"  {told['msg']}")
+    return "\n".join(lines)
 
 
 def _refuse_unknown(own_prefix: str, fields: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     known = [own_prefix + name.upper() for name in fields]
+    known += [own_prefix + name.upper() + FILE_SUFFIX for name in fields if fields[name].annotation is SecretStr]
     for variable in sorted(environ):
         if variable.startswith(own_prefix) and variable not in known:
             near = difflib.get_close_matches(variable, known, n=3) or known
-            raise SystemExit(f"{variable} is no setting. Did you mean: {', '.join(near)}?")
+            raise SettingsWrong(f"{variable} is no setting. Did you mean: {', '.join(near)}?")
+
+
+def _text_of(variable: str, environ: Mapping[str, str], *, may_be_file: bool) -> str | None:
+    """What ``variable`` says, itself or by a file; None when nobody set it."""
+    by_file = variable + FILE_SUFFIX
+    if not may_be_file or by_file not in environ:
+        return environ.get(variable)
+    if variable in environ:
+        raise SettingsWrong(f"{variable} and {by_file} are both set: keep one of them")
+    try:
+        return Path(environ[by_file]).read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        raise SettingsWrong(f"{by_file}={environ[by_file]} cannot be read: {reason}") from None
 
 
 def _parse(text: str, annotation: Any) -> Any:
@@ -70,11 +114,47 @@ class ServiceSettings(EnvironmentSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG to follow one request.")
     instance_id: str = Field("", description="Set for a name that outlives restarts; empty makes a fresh one.")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 when other machines must reach it.")
-    advertise_host: str = Field("127.0.0.1", description="Address that other instances use to reach this one.")
+    advertise_host: str = Field(
+        "", description="Where others reach this instance; empty: its host name, or loopback if it listens on that."
+    )
     grpc_port: int = Field(0, ge=0, le=65535, description="0 takes a free port; peers learn it by presence.")
     ops_port: int = Field(0, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 takes a free one.")
     drain_s: float = Field(20.0, ge=0, le=3600, description="Raise when requests run longer than this at a rollout.")
     otlp_endpoint: str = Field("", description="OTLP gRPC endpoint that receives traces; empty exports none.")
 
+    @property
+    def reachable_host(self) -> str:
+        """What this instance tells others about where it is."""
+        return reachable_host(self.host, self.advertise_host)
+
 
 ServiceSettings.shared_fields = frozenset(ServiceSettings.model_fields)
+
+
+def reachable_host(host: str, advertise_host: str) -> str:
+    """The host that others use for a listener on ``host``. A container's own name is known in its network."""
+    if advertise_host:
+        return advertise_host
+    if is_loopback(host):
+        return host
+    return socket.gethostname() if _is_wildcard(host) else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on ``host``."""
+    if host == "localhost":
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _is_wildcard(host: str) -> bool:
+    address = _address(host)
+    return not host or (address is not None and address.is_unspecified)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None  # a name

@@ -5,7 +5,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,9 +160,18 @@ class ChatApi:
             if not response.headers["content-type"].startswith("text/event-stream"):
                 answer.body = json.loads(await response.aread())
                 return
-            async for line in response.aiter_lines():
+            async for line in _lines(response):
                 if line == "data: [DONE]":
                     answer.done_marks += 1
                 elif line.startswith("data: "):
                     answer.events.append(json.loads(line.removeprefix("data: ")))
                     answer.arrived_s.append(time.monotonic())
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Of an event stream. httpx's own also end at characters, such as U+0085, that a text may hold."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode()

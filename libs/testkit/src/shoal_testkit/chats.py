@@ -83,7 +83,7 @@ class ChatClient:
 
     def __init__(self, base_url: str, model: str) -> None:
         self.model = model
-        self.http = httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S)
+        self.http = httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, trust_env=False)
 
     def body(self, prompt: str = PROMPT, **fields: Any) -> dict[str, Any]:
         return {"model": self.model, "messages": [{"role": "user", "content": prompt}], **fields}
@@ -106,7 +106,7 @@ class ChatClient:
 
     async def until_known(self) -> None:
         """The gateway has heard of the model's decode worker."""
-        async with httpx.AsyncClient(base_url=self.http.base_url) as http:
+        async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False) as http:
             known = False
             while not known:
                 models = (await http.get("/v1/models")).json()["data"]

@@ -13,15 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal_runtime.servers import (
-    LmcacheSpec,
-    create_database,
-    free_port,
-    lmcache_server,
-    nats_server,
-    postgres_server,
-    prepare_postgres,
-)
+from shoal_kvstore.command import LmcacheSpec, lmcache_server
+from shoal_runtime.servers import create_database, free_port, nats_server, postgres_server, prepare_postgres
 from shoal_testkit.processes import RunningProcess, process_running, start_process
 
 LMCACHE_START_S = 180.0

@@ -11,7 +11,7 @@ from shoal_decode.grpc_api import DecodeApi
 from shoal_decode.load_report import limits_of, presence_of
 from shoal_decode.placements import Placements
 from shoal_decode.settings import DecodeSettings
-from shoal_engine import EngineSettings, build_engine
+from shoal_engine import EngineRole, EngineSettings, build_engine
 from shoal_engine.api import Engine
 from shoal_engine.watch import EngineWatch
 from shoal_runtime import nats
@@ -28,7 +28,7 @@ class DecodeService:
 
     def __init__(self, settings: DecodeSettings, engine: Engine | None = None) -> None:
         self._settings = settings
-        self._engine = engine or build_engine(EngineSettings.load())
+        self._engine = engine or build_engine(EngineSettings.load(), EngineRole.DECODE)
 
     async def start(self, process: Process) -> None:
         """Raises EngineFailed when the engine cannot start."""

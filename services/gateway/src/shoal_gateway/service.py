@@ -17,6 +17,7 @@ from shoal_gateway.http_server import HttpServer
 from shoal_gateway.lifecycle import River
 from shoal_gateway.links.decode import DecodeLinks
 from shoal_gateway.links.kvindex import KvIndexLink
+from shoal_gateway.links.peers import meet
 from shoal_gateway.links.prefill import PrefillLink
 from shoal_gateway.links.tokenizer import TokenizerLinks
 from shoal_gateway.pace import PrefillPaces
@@ -38,6 +39,8 @@ from shoal_runtime.process import Process
 log = get_logger(__name__)
 
 PEERS = (fleet_pb2.TOKENIZER, fleet_pb2.KVINDEX, fleet_pb2.PREFILL, fleet_pb2.DECODE)
+NEEDED = (fleet_pb2.TOKENIZER, fleet_pb2.DECODE)  # without one of each nothing is served
+MEET_S = 2.0  # two beats
 
 
 class GatewayService:
@@ -97,6 +100,7 @@ class GatewayService:
             Models(decode, created_s=int(process.clock.now())),
             Ops(process.health, probe, self._admission),
         )
+        await meet(fleet, NEEDED, MEET_S)  # who connects meanwhile waits in the listener's queue
         await server.start(app, settings.drain_s)
         process.stack.push_async_callback(server.close)  # again, and now before the links
         await Announcer(process, nats, fleet_pb2.GATEWAY, Presence).start()

@@ -1,8 +1,18 @@
-"""The directory of stored blocks: ``python -m shoal_kvindex``."""
+"""The directory of stored blocks: ``python -m shoal_kvindex``, and ``... migrate`` for its schema alone."""
 
+import sys
+
+from shoal_kvindex import migrate
 from shoal_kvindex.service import KvIndexService
 from shoal_kvindex.settings import KvIndexSettings
 from shoal_runtime.process import run
 
 if __name__ == "__main__":
-    run(KvIndexService, KvIndexSettings.load("kvindex"))
+    settings = KvIndexSettings.load("kvindex")
+    match sys.argv[1:]:
+        case []:
+            run(KvIndexService, settings)
+        case ["migrate"]:
+            sys.exit(migrate.main(settings))
+        case _:
+            sys.exit("usage: python -m shoal_kvindex [migrate]")

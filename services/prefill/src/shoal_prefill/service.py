@@ -7,7 +7,7 @@ left is then given back to the queue, while NATS is still there.
 
 from shoal_contracts import subjects
 from shoal_contracts.v1 import fleet_pb2, prefill_pb2
-from shoal_engine import EngineSettings, build_engine
+from shoal_engine import EngineRole, EngineSettings, build_engine
 from shoal_engine.api import Engine
 from shoal_engine.watch import EngineWatch
 from shoal_prefill import metrics
@@ -31,7 +31,7 @@ class PrefillService:
 
     def __init__(self, settings: PrefillSettings, engine: Engine | None = None) -> None:
         self._settings = settings
-        self._engine = engine or build_engine(EngineSettings.load())
+        self._engine = engine or build_engine(EngineSettings.load(), EngineRole.PREFILL)
 
     async def start(self, process: Process) -> None:
         """Raises EngineFailed when the engine cannot start, Unavailable when NATS is not there."""

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal_contracts/v1/fleet.proto\x12\x08shoal.v1\"\xfd\x01\n\x04\x42\x65\x61t\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x10\n\x08is_ready\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12)\n\x05model\x18\x08 \x01(\x0b\x32\x15.shoal.v1.ModelServedH\x00\x88\x01\x01\x12\'\n\x04load\x18\t \x01(\x0b\x32\x14.shoal.v1.WorkerLoadH\x01\x88\x01\x01\x42\x08\n\x06_modelB\x07\n\x05_load\"\x90\x01\n\x0bModelServed\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\r\n\x05tiers\x18\x05 \x03(\t\x12$\n\x06groups\x18\x06 \x03(\x0b\x32\x14.shoal.v1.StateGroup\"\xb8\x01\n\nStateGroup\x12\x17\n\x0fobject_group_id\x18\x01 \x01(\r\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.shoal.v1.StateGroup.Kind\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x15\n\ris_replayable\x18\x04 \x01(\x08\":\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x12\n\x0eSLIDING_WINDOW\x10\x02\"\x90\x01\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x19\n\x11max_cached_tokens\x18\x04 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r*w\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0b\n\x07GATEWAY\x10\x01\x12\r\n\tTOKENIZER\x10\x02\x12\n\n\x06VISION\x10\x03\x12\x0b\n\x07KVINDEX\x10\x04\x12\x0b\n\x07PREFILL\x10\x05\x12\n\n\x06\x44\x45\x43ODE\x10\x06\x12\x0b\n\x07PLANNER\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal_contracts/v1/fleet.proto\x12\x08shoal.v1\"\xa7\x02\n\x04\x42\x65\x61t\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x10\n\x08is_ready\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12)\n\x05model\x18\x08 \x01(\x0b\x32\x15.shoal.v1.ModelServedH\x00\x88\x01\x01\x12\'\n\x04load\x18\t \x01(\x0b\x32\x14.shoal.v1.WorkerLoadH\x01\x88\x01\x01\x12\x0f\n\x07version\x18\n \x01(\t\x12\x17\n\x0fsent_at_unix_ms\x18\x0b \x01(\x04\x42\x08\n\x06_modelB\x07\n\x05_load\"\x90\x01\n\x0bModelServed\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\r\n\x05tiers\x18\x05 \x03(\t\x12$\n\x06groups\x18\x06 \x03(\x0b\x32\x14.shoal.v1.StateGroup\"\xb8\x01\n\nStateGroup\x12\x17\n\x0fobject_group_id\x18\x01 \x01(\r\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.shoal.v1.StateGroup.Kind\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x15\n\ris_replayable\x18\x04 \x01(\x08\":\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x12\n\x0eSLIDING_WINDOW\x10\x02\"\x90\x01\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x19\n\x11max_cached_tokens\x18\x04 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r*w\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0b\n\x07GATEWAY\x10\x01\x12\r\n\tTOKENIZER\x10\x02\x12\n\n\x06VISION\x10\x03\x12\x0b\n\x07KVINDEX\x10\x04\x12\x0b\n\x07PREFILL\x10\x05\x12\n\n\x06\x44\x45\x43ODE\x10\x06\x12\x0b\n\x07PLANNER\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal_contracts.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=781
-  _globals['_ROLE']._serialized_end=900
+  _globals['_ROLE']._serialized_start=823
+  _globals['_ROLE']._serialized_end=942
   _globals['_BEAT']._serialized_start=45
-  _globals['_BEAT']._serialized_end=298
-  _globals['_MODELSERVED']._serialized_start=301
-  _globals['_MODELSERVED']._serialized_end=445
-  _globals['_STATEGROUP']._serialized_start=448
-  _globals['_STATEGROUP']._serialized_end=632
-  _globals['_STATEGROUP_KIND']._serialized_start=574
-  _globals['_STATEGROUP_KIND']._serialized_end=632
-  _globals['_WORKERLOAD']._serialized_start=635
-  _globals['_WORKERLOAD']._serialized_end=779
+  _globals['_BEAT']._serialized_end=340
+  _globals['_MODELSERVED']._serialized_start=343
+  _globals['_MODELSERVED']._serialized_end=487
+  _globals['_STATEGROUP']._serialized_start=490
+  _globals['_STATEGROUP']._serialized_end=674
+  _globals['_STATEGROUP_KIND']._serialized_start=616
+  _globals['_STATEGROUP_KIND']._serialized_end=674
+  _globals['_WORKERLOAD']._serialized_start=677
+  _globals['_WORKERLOAD']._serialized_end=821
 # @@protoc_insertion_point(module_scope)

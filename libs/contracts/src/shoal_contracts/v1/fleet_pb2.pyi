@@ -64,6 +64,8 @@ class Beat(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SENT_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     incarnation: _builtins.int
     """grows with every start of the same instance_id"""
@@ -75,6 +77,14 @@ class Beat(_message.Message):
     """takes nothing new"""
     reason: _builtins.str
     """why it is not ready; "" when it is"""
+    version: _builtins.str
+    """Of the code that every service has in common; instances with different ones may not understand each other.
+    "": older than this field.
+    """
+    sent_at_unix_ms: _builtins.int
+    """The wall clock of its machine when it beat, for a person who looks for clocks that differ. Nothing is decided by
+    it. 0: unknown.
+    """
     @_builtins.property
     def model(self) -> Global___ModelServed:
         """tokenizer, prefill, decode"""
@@ -95,10 +105,12 @@ class Beat(_message.Message):
         reason: _builtins.str = ...,
         model: Global___ModelServed | None = ...,
         load: Global___WorkerLoad | None = ...,
+        version: _builtins.str = ...,
+        sent_at_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_model", b"_model", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_model", b"_model", "address", b"address", "incarnation", b"incarnation", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_ready", b"is_ready", "load", b"load", "model", b"model", "reason", b"reason", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_model", b"_model", "address", b"address", "incarnation", b"incarnation", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_ready", b"is_ready", "load", b"load", "model", b"model", "reason", b"reason", "role", b"role", "sent_at_unix_ms", b"sent_at_unix_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__load: _TypeAlias = _typing.Literal["load"]  # noqa: Y015
     _WhichOneofArgType__load: _TypeAlias = _typing.Literal["_load", b"_load"]  # noqa: Y015

@@ -46,7 +46,7 @@ class StoreReporter:
         self.dropped_events = 0
         self._settings = settings
         self._clock = clock
-        self._http = http or httpx.AsyncClient(base_url=settings.coordinator_url, timeout=CALL_S)
+        self._http = http or httpx.AsyncClient(base_url=settings.coordinator_url, timeout=CALL_S, trust_env=False)
         self._incarnation = int(clock.now())
         self._seq = 0
         self._waiting: deque[StoreEvent] = deque()

@@ -26,7 +26,7 @@ from shoal_engine.api import (
     StateKind,
     Step,
 )
-from shoal_engine.settings import EngineSettings
+from shoal_engine.settings import EngineRole, EngineSettings
 from shoal_engine.vllm.environment import set_environment
 from shoal_engine.vllm.prefetch import CALL_S, StorePrefetch
 from shoal_runtime.clock import SystemClock
@@ -51,10 +51,14 @@ class _Active:
 
 
 class VllmEngine:
-    """See ``shoal_engine.api``. ``connector`` names the class that stores and loads KV, as ``module:class``."""
+    """See ``shoal_engine.api``. ``connector`` names the class that stores and loads KV, as ``module:class``.
 
-    def __init__(self, settings: EngineSettings, *, connector: str = CONNECTOR) -> None:
+    ``role`` picks the section of a profile; without one only what is for every worker applies.
+    """
+
+    def __init__(self, settings: EngineSettings, *, role: EngineRole | None = None, connector: str = CONNECTOR) -> None:
         self._settings = settings
+        self._role = role
         self._connector = connector
         self._active: dict[str, _Active] = {}
         self._launching: asyncio.Task[Launched] | None = None
@@ -71,7 +75,7 @@ class VllmEngine:
         return self._description
 
     async def start(self) -> None:
-        self._launching = asyncio.create_task(asyncio.to_thread(_launch, self._settings, self._connector))
+        self._launching = asyncio.create_task(asyncio.to_thread(_launch, self._settings, self._role, self._connector))
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 # Shielded: a thread cannot be cancelled, and ``stop`` must find what it made.
@@ -88,9 +92,9 @@ class VllmEngine:
             pool=self._launched.pool,
             block_tokens=self._settings.block_tokens,
             max_context_tokens=self._launched.model.max_context_tokens,
-            max_running_requests=self._settings.max_running_requests,
+            max_running_requests=self._launched.max_running_requests,
             groups=groups,
-            store_instance_id=await self._open_prefetch(self._launched.pool, groups),
+            store_instance_id=await self._open_prefetch(self._launched, groups),
         )
         for sentinel in self._launched.sentinels:
             asyncio.get_running_loop().add_reader(sentinel, self._fail_all, self._launched)
@@ -190,7 +194,7 @@ class VllmEngine:
                 await self.abort(request_id)
         await asyncio.to_thread(launched.llm.shutdown)
 
-    async def _open_prefetch(self, pool: str, groups: tuple[StateGroup, ...]) -> str:
+    async def _open_prefetch(self, launched: "Launched", groups: tuple[StateGroup, ...]) -> str:
         """Returns the name of the node's store, when that can be asked."""
         settings = self._settings
         if not settings.store_port or not settings.store_http_port:
@@ -198,7 +202,9 @@ class VllmEngine:
         address = f"http://{settings.store_host}:{settings.store_http_port}"
         # trust_env off: a proxy that is set for the outside must not see the node's own traffic.
         http = httpx.AsyncClient(base_url=address, timeout=CALL_S, trust_env=False)
-        self._prefetch = StorePrefetch(pool, settings.block_tokens, http, SystemClock(), groups)
+        self._prefetch = StorePrefetch(
+            launched.pool, settings.block_tokens, http, SystemClock(), groups=groups, parts=launched.kv_parts
+        )
         return await self._prefetch.store_instance_id()
 
     def _forget(self, request_id: str, active: _Active) -> None:
@@ -236,13 +242,13 @@ class VllmEngine:
             raise RequestRefused(str(exc)) from exc
 
 
-def _launch(settings: EngineSettings, connector: str) -> "Launched":
+def _launch(settings: EngineSettings, role: EngineRole | None, connector: str) -> "Launched":
     set_environment(settings)
     try:
         from shoal_engine.vllm.launch import launch
     except ImportError as exc:
         raise EngineFailed(f"vLLM is not installed completely: {exc}") from exc
-    return launch(settings, connector)
+    return launch(settings, role, connector)
 
 
 async def _state_groups(settings: EngineSettings, launched: "Launched") -> tuple[StateGroup, ...]:

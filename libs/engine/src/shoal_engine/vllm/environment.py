@@ -26,12 +26,12 @@ def set_environment(settings: EngineSettings) -> None:
         os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 
-def set_cpu_environment(settings: EngineSettings) -> None:
+def set_cpu_environment(threads: int, *, is_compiled: bool) -> None:
     """Once vLLM has found no card, before the engine process is spawned."""
     # OpenMP threads spin while they wait: more of them than free cores made decoding 20 times slower.
-    os.environ["OMP_NUM_THREADS"] = str(settings.cpu_threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     # Scheduler and worker in one process: half the start time, 0.6 GB less, and no hop for each step.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    if not settings.is_compiled:
+    if not is_compiled:
         # vLLM compiles small pieces of its sampler even so; the first request with logprobs waited 24 s for one.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"

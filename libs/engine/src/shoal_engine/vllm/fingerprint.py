@@ -2,8 +2,9 @@
 
 LMCache names stored blocks by token ids and by the model's name alone. bfloat16 blocks read by a float32 engine
 were seen to give garbage without an error, so everything that changes a byte of KV goes into the name: the weights
-themselves for a local folder (a path says nothing about its content), dtype, layout, block size and the versions
-of the two programs that decide layout. When in doubt two engines do not share.
+themselves for a local folder (a path says nothing about its content), dtype, layout, how workers divide a block, block
+size, what a profile changes, and the versions of the two programs that decide layout. When in doubt two engines do
+not share.
 docs/decisions/0002-a-pool-is-what-can-share-kv.md
 """
 
@@ -22,6 +23,14 @@ _CONFIGS = ("config.json", "hf_quant_config.json")
 
 
 @dataclass(frozen=True, slots=True)
+class KvParts:
+    """How the workers of one engine divide the KV of a block."""
+
+    count: int = 1
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFacts:
     """Everything that changes what stored KV means."""
 
@@ -30,6 +39,8 @@ class PoolFacts:
     kv_dtype: str
     device_kind: str
     block_tokens: int
+    parts: str
+    traits: str
     vllm_version: str
     lmcache_version: str
 

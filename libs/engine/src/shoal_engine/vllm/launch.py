@@ -1,14 +1,15 @@
 """From settings to a running vLLM. Imports vLLM at the top, so it is itself imported late, in a thread.
 
-Order: ask the store (a missing one is told at once, not after vLLM's five minutes), build vLLM's configuration,
-name the pool from what it resolved, start the engine process. Whatever fails is one EngineFailed; what vLLM's own
-process had to say about it stands in the log above.
+Order: ask the store (a missing one is told at once, not after vLLM's five minutes), build vLLM's configuration from
+settings and profile, name the pool from what it resolved, start the engine process. Whatever fails is one
+EngineFailed; what vLLM's own process had to say about it stands in the log above.
 """
 
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import vllm
@@ -21,9 +22,11 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from shoal_engine.api import EngineFailed
-from shoal_engine.settings import EngineSettings
+from shoal_engine.settings import EngineRole, EngineSettings
+from shoal_engine.vllm.arguments import engine_arguments
 from shoal_engine.vllm.environment import set_cpu_environment
-from shoal_engine.vllm.fingerprint import POOL_KEY, PoolFacts, digest_folder, digest_revision, pool_name
+from shoal_engine.vllm.fingerprint import KvParts, PoolFacts, digest_folder, digest_revision, pool_name
+from shoal_engine.vllm.profile import Profile, read_profile
 from shoal_engine.vllm.state_groups import StateGroupsOfWorker
 from shoal_engine.vllm.translation import ModelFacts
 
@@ -36,9 +39,14 @@ class StepWatch(PrometheusStatLogger):
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
-        self.running_requests: int | None = None
+        self._running: dict[int, int] = {}  # by engine: data parallel ranks report each for themselves
         self.failed_loads = 0
         self.is_store_lost = False
+
+    @property
+    def running_requests(self) -> int | None:
+        """None before the first step."""
+        return sum(self._running.values()) if self._running else None
 
     def record(
         self,
@@ -49,10 +57,12 @@ class StepWatch(PrometheusStatLogger):
     ) -> None:
         if scheduler_stats is None:
             return
-        self.running_requests = scheduler_stats.num_running_reqs
-        if told := scheduler_stats.kv_connector_stats:
-            self.failed_loads += told["failed_loads"]
-            self.is_store_lost = told["is_store_lost"]
+        self._running[engine_idx] = scheduler_stats.num_running_reqs
+        told = scheduler_stats.kv_connector_stats or {}
+        for news in (told, *told.values()):  # with NIXL beside the store there is one entry for each
+            if isinstance(news, dict) and "failed_loads" in news:
+                self.failed_loads += news["failed_loads"]
+                self.is_store_lost = news["is_store_lost"]
 
     def log_engine_initialized(self) -> None:
         """vLLM would publish its configuration as a metric here."""
@@ -73,7 +83,9 @@ class Launched:
     watch: StepWatch
     pool: str
     model: ModelFacts
+    max_running_requests: int
     max_cached_tokens: int | None
+    kv_parts: int  # objects in the store for one block of one group
     processes: tuple[BaseProcess, ...]
 
     @property
@@ -90,38 +102,64 @@ class Launched:
         self.llm.output_processor.propagate_error(EngineDeadError())
 
 
-def launch(settings: EngineSettings, connector: str) -> Launched:
+def launch(settings: EngineSettings, role: EngineRole | None, connector: str) -> Launched:
     """Blocks for as long as the start takes. Raises EngineFailed."""
+    profile = read_profile(settings.profile, role)
+    if profile.has_nixl and not settings.store_port:
+        raise EngineFailed("the profile wants NIXL beside the store, and there is none: set SHOAL_ENGINE_STORE_PORT")
     is_cpu = current_platform.is_cpu()
-    if is_cpu:
-        set_cpu_environment(settings)
     try:
-        args = _engine_args(settings, is_cpu=is_cpu)
+        args = _engine_args(settings, profile, is_cpu=is_cpu)
+        if is_cpu:
+            set_cpu_environment(settings.cpu_threads, is_compiled=not args.enforce_eager)
         if settings.store_port:
-            args.kv_transfer_config = _store(settings, connector)
+            args.kv_transfer_config = _store(settings, profile, connector)
         config = args.create_engine_config()
-        pool = _pool(settings, config)
+        parts = _parts(settings, config)
+        pool = _pool(settings, profile, config, parts)
         if config.kv_transfer_config is not None:
-            config.kv_transfer_config.kv_connector_extra_config[POOL_KEY] = pool
+            _name_pool(config.kv_transfer_config, pool)
         llm = StoppedByHand.from_vllm_config(config, stat_loggers=[StepWatch], disable_log_stats=True)
-    except (RuntimeError, ValueError, OSError, ImportError, TimeoutError) as exc:
+    except (RuntimeError, ValueError, AssertionError, OSError, ImportError, TimeoutError) as exc:
         raise EngineFailed(f"vLLM did not start with the model {settings.model}: {exc}") from exc
     assert llm.logger_manager is not None
     watch = llm.logger_manager.stat_loggers[0]
     assert isinstance(watch, StepWatch)
     processes = llm.engine_core.resources.engine_manager.processes
-    return Launched(llm, watch, pool, _model_facts(config), _room_tokens(config), tuple(processes))
+    return Launched(
+        llm=llm,
+        watch=watch,
+        pool=pool,
+        model=_model_facts(config),
+        max_running_requests=config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size_local,
+        max_cached_tokens=_room_tokens(config),
+        kv_parts=parts.count,
+        processes=tuple(processes),
+    )
 
 
-def _store(settings: EngineSettings, connector: str) -> KVTransferConfig:
+def _store(settings: EngineSettings, profile: Profile, connector: str) -> KVTransferConfig:
     from shoal_engine.vllm import lmcache  # here: an engine without a store needs no LMCache
 
     lmcache.ask_store(settings)
-    return lmcache.store_config(settings, connector)
+    return lmcache.store_config(settings, connector, has_nixl=profile.has_nixl)
 
 
-def _engine_args(settings: EngineSettings, *, is_cpu: bool) -> AsyncEngineArgs:
-    return AsyncEngineArgs(
+def _name_pool(transfer: KVTransferConfig, pool: str) -> None:
+    from shoal_engine.vllm import lmcache
+
+    lmcache.name_pool(transfer, pool)
+
+
+def _engine_args(settings: EngineSettings, profile: Profile, *, is_cpu: bool) -> AsyncEngineArgs:
+    ours = _our_arguments(settings, is_cpu=is_cpu)
+    if "gpu-memory-utilization" in profile.arguments:
+        del ours["kv_cache_memory_bytes"]  # vLLM would take it and ignore the other
+    return AsyncEngineArgs(**{**ours, **engine_arguments(profile.arguments)})
+
+
+def _our_arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
+    return dict(
         model=settings.model,
         revision=settings.revision or None,
         served_model_name=settings.shown_name,
@@ -150,7 +188,15 @@ def _dtype(settings: EngineSettings, *, is_cpu: bool) -> str:
     return settings.dtype
 
 
-def _pool(settings: EngineSettings, config: VllmConfig) -> str:
+def _parts(settings: EngineSettings, config: VllmConfig) -> KvParts:
+    if not settings.store_port:
+        return KvParts()
+    from shoal_engine.vllm import lmcache
+
+    return lmcache.kv_parts(config)
+
+
+def _pool(settings: EngineSettings, profile: Profile, config: VllmConfig, parts: KvParts) -> str:
     model_config, cache_config = config.model_config, config.cache_config
     if Path(settings.model).is_dir():
         model_digest = digest_folder(Path(settings.model))
@@ -168,6 +214,8 @@ def _pool(settings: EngineSettings, config: VllmConfig) -> str:
             kv_dtype=dtype if cache_config.cache_dtype == "auto" else cache_config.cache_dtype,
             device_kind=_device_kind(),
             block_tokens=settings.block_tokens,
+            parts=parts.shape,
+            traits=profile.kv_traits,
             vllm_version=vllm.__version__,
             lmcache_version=version("lmcache") if settings.store_port else "none",
         ),

@@ -10,14 +10,19 @@ docs/decisions/0002-a-pool-is-what-can-share-kv.md
 """
 
 import copy
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.lmcache_mp_connector import (
+    LMCacheMPConnector,
+    build_parallel_strategy_from_vllm_config,
+)
 from lmcache.integration.vllm.vllm_multi_process_adapter import get_lmcache_chunk_size
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
@@ -35,15 +40,17 @@ from vllm.v1.request import Request
 
 from shoal_engine.api import EngineFailed, StateGroup
 from shoal_engine.settings import EngineSettings
-from shoal_engine.vllm.fingerprint import POOL_KEY
+from shoal_engine.vllm.fingerprint import POOL_KEY, KvParts
 from shoal_engine.vllm.state_groups import state_groups
 
 HEARTBEAT_S = 1.0  # a dead store stalls one request for at most two of these
 QUEUE_TIMEOUT_S = 10.0  # for one answer of a store that is there
 STORE_POLL_S = 0.05
+SEGMENT_PREFIX = "/lmcache_kv_"  # of shared memory; `shoal up` removes what a dead engine left by it
 SEPARATES_GROUPS = "shoal.separates_groups"  # answered by shoal_kvstore.level_policy
 FAILED_LOADS = "failed_loads"
 IS_STORE_LOST = "is_store_lost"
+_PARTS = "connectors"  # vLLM's word, in the configuration of a MultiConnector
 
 
 def ask_store(settings: EngineSettings) -> None:
@@ -87,22 +94,47 @@ def check_separation(settings: EngineSettings) -> None:
         )
 
 
-def store_config(settings: EngineSettings, connector: str) -> KVTransferConfig:
-    """vLLM's configuration of ``connector``, given as ``module:class``; the pool is added when it is known."""
+def store_config(settings: EngineSettings, connector: str, *, has_nixl: bool = False) -> KVTransferConfig:
+    """vLLM's configuration of ``connector``, given as ``module:class``; ``name_pool`` adds the pool when it is known.
+
+    With NIXL vLLM keeps two connectors: it stores to both and loads from the first that has the tokens.
+    """
     module, _, name = connector.partition(":")
-    return KVTransferConfig(
-        kv_connector=name,
-        kv_connector_module_path=module,
-        kv_role="kv_both",  # decode stores its answers too: they are the prefix of the next turn
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config={
+    every = {
+        "kv_role": "kv_both",  # decode stores its answers too: they are the prefix of the next turn
+        "kv_load_failure_policy": "recompute",
+    }
+    store = every | {
+        "kv_connector": name,
+        "kv_connector_module_path": module,
+        "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{settings.store_host}",
             "lmcache.mp.port": settings.store_port,
             "lmcache.mp.mq_timeout": QUEUE_TIMEOUT_S,
             "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
             "lmcache.mp.save_decode_cache": True,
         },
-    )
+    }
+    if not has_nixl:
+        return KVTransferConfig(**store)
+    both = [every | {"kv_connector": "NixlConnector"}, store]
+    return KVTransferConfig(**every, kv_connector="MultiConnector", kv_connector_extra_config={_PARTS: both})
+
+
+def name_pool(transfer: KVTransferConfig, pool: str) -> None:
+    """Before the engine process is started."""
+    told = transfer.kv_connector_extra_config
+    store = told[_PARTS][-1]["kv_connector_extra_config"] if _PARTS in told else told
+    store[POOL_KEY] = pool
+
+
+def kv_parts(vllm_config: VllmConfig) -> KvParts:
+    """As LMCache cuts a block; heads of a latent attention are not divided among tensor parallel workers."""
+    cut = build_parallel_strategy_from_vllm_config(vllm_config, n_servers=1)
+    tensor = 1 if cut.mla_only else cut.tp_size
+    interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
+    shape = f"{cut.kv_world_size}-pp{cut.pp_size}-tp{tensor}-dcp{cut.dcp_size}-every{interleave}"
+    return KvParts(cut.kv_world_size, shape)
 
 
 class StoreStats(KVConnectorStats):
@@ -141,6 +173,8 @@ class PooledConnector(LMCacheMPConnector):
         self._frees_early = kv_cache_config is not None and _frees_early(kv_cache_config)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        # LMCache names an engine's segments by its process id, which engines in several containers have in common.
+        CpuShmTensorWrapper.SHM_NAME_PREFIX = f"{SEGMENT_PREFIX}{secrets.token_hex(4)}_"
         try:
             super().register_kv_caches(kv_caches)
         except ConnectionError as exc:

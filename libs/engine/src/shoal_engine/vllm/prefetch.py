@@ -25,7 +25,6 @@ CALL_S = 5.0
 POLL_EACH_S = 0.01
 MAX_LEFT = 64  # answers to be taken later
 MAX_TOKENS = 1_000_000  # of one question; the server refuses more
-WORLD_SIZE = 1  # one card an engine
 ODD_ANSWERS = (ArithmeticError, ValueError, KeyError, TypeError)
 FAILURES = (httpx.HTTPError, TimeoutError, RuntimeError, *ODD_ANSWERS)  # RuntimeError: closed meanwhile
 
@@ -33,17 +32,26 @@ FAILURES = (httpx.HTTPError, TimeoutError, RuntimeError, *ODD_ANSWERS)  # Runtim
 class StorePrefetch:
     """One for each engine; ``pool`` is the name under which it stores. One event loop.
 
-    Of ``groups`` only windows matter: of those a prefetch brings the last blocks, of all others every block.
+    Of ``groups`` only windows matter: of those a prefetch brings the last blocks, of all others every block. ``parts``
+    is how many objects one block of one group has, because that many workers divide it.
     """
 
     def __init__(
-        self, pool: str, block_tokens: int, http: httpx.AsyncClient, clock: Clock, groups: Sequence[StateGroup] = ()
+        self,
+        pool: str,
+        block_tokens: int,
+        http: httpx.AsyncClient,
+        clock: Clock,
+        *,
+        groups: Sequence[StateGroup] = (),
+        parts: int = 1,
     ) -> None:
         self.failed = 0
         self._pool = pool
         self._block_tokens = block_tokens
         self._http = http
         self._clock = clock
+        self._parts = parts
         self._windows = [
             math.ceil(group.window_tokens / block_tokens)
             for group in groups
@@ -92,7 +100,7 @@ class StorePrefetch:
     async def _bring(self, token_ids: list[int], cache_salt: str) -> int:
         body = {
             "model_name": self._pool,
-            "world_size": WORLD_SIZE,
+            "world_size": self._parts,
             "token_ids": token_ids,
             "cache_salt": cache_salt,
         }
@@ -115,9 +123,12 @@ class StorePrefetch:
         objects_per_block = asked_objects / asked_blocks
         if not self._windows:
             return math.ceil(found_objects / objects_per_block)
-        full_objects = objects_per_block - len(self._windows)
+        full_objects = objects_per_block - self._parts * len(self._windows)
         lengths = range(asked_blocks, 0, -1)
-        objects = (length * full_objects + sum(min(window, length) for window in self._windows) for length in lengths)
+        objects = (
+            length * full_objects + self._parts * sum(min(window, length) for window in self._windows)
+            for length in lengths
+        )
         return next((length for length, needed in zip(lengths, objects, strict=True) if needed <= found_objects), 0)
 
     def _leave(self, path: str) -> None:

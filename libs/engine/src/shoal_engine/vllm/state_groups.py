@@ -34,7 +34,9 @@ class StateGroupsOfWorker:
 
         if not has_kv_transfer_group():
             return []
-        return to_rows(get_kv_transfer_group().state_groups())
+        connector = get_kv_transfer_group()
+        store = getattr(connector, "sub_connectors", [connector])[-1]  # beside NIXL it is the last one
+        return to_rows(store.state_groups())
 
 
 def state_groups(

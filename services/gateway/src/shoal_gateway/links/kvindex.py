@@ -1,10 +1,14 @@
 """The directory of stored blocks, asked with a short deadline and told without waiting.
 
-Every instance holds the same directory: any ready one may be asked, another one when it fails and time is left. While
-none answers the health part "kvindex" says so, and requests go on with an unknown hit. Only a wait for what another
-request computes takes long: its caller brings the bound.
+Every instance holds the same directory: any ready one may be asked, another one when it fails and time is left. The
+first block of a prompt decides who is asked first: prompts spread over all instances, and those that share a prefix
+meet at one, which knows at once what the others are told of later. While none answers the health part "kvindex" says
+so, and requests go on with an unknown hit. Only a wait for what another request computes takes long: its caller brings
+the bound.
 """
 
+from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Literal
 
 from shoal_contracts.errors import Refused, ShoalError, Unavailable
@@ -16,7 +20,7 @@ from shoal_gateway.metrics import SETTLE_DROPPED
 from shoal_gateway.request import BlockClaim, Matched, PendingRun
 from shoal_kvblocks import HASH_BYTES
 from shoal_runtime.grpc import call
-from shoal_runtime.presence import Fleet
+from shoal_runtime.presence import Fleet, Member
 from shoal_runtime.process import Process
 
 HandoffLevel = Literal["any", "l1", "l2"]
@@ -55,7 +59,7 @@ class KvIndexLink:
         clock = self._process.clock
         until_s = clock.monotonic() + self._match_s
         error: ShoalError = Unavailable(pb.UNAVAILABLE, "no kvindex is ready")
-        for member in usable(self._fleet, fleet_pb2.KVINDEX):
+        for member in self._instances(claim):
             left_s = until_s - clock.monotonic()
             if left_s <= 0:
                 break
@@ -73,7 +77,7 @@ class KvIndexLink:
 
     async def await_stored(self, claim: BlockClaim, block: int, wait_s: float) -> bool:
         """One instance is asked, and none when it fails: the caller asks how things are in any case."""
-        member = next(iter(usable(self._fleet, fleet_pb2.KVINDEX)), None)
+        member = next(iter(self._instances(claim)), None)
         if member is None:
             raise Unavailable(pb.UNAVAILABLE, "no kvindex is ready")
         request = kvindex_pb2.AwaitRequest(
@@ -106,7 +110,7 @@ class KvIndexLink:
             request_id=claim.request_id,
         )
         try:
-            for member in usable(self._fleet, fleet_pb2.KVINDEX):
+            for member in self._instances(claim):
                 try:
                     await call(
                         kvindex_pb2_grpc.KvIndexStub(self._channels.get(member)).Settle, request, timeout_s=SETTLE_S
@@ -117,6 +121,17 @@ class KvIndexLink:
             SETTLE_DROPPED.inc()
         finally:
             self._settles -= 1
+
+    def _instances(self, claim: BlockClaim) -> list[Member]:
+        """Whom to ask, in this order."""
+        return by_prefix(usable(self._fleet, fleet_pb2.KVINDEX), claim.hashes[:HASH_BYTES])
+
+
+def by_prefix(members: Iterable[Member], first_block: bytes) -> list[Member]:
+    """The same order at every gateway; when an instance comes or leaves, only the prefixes that are its own move."""
+    return sorted(
+        members, key=lambda member: blake2b(member.instance_id.encode(), key=first_block, digest_size=8).digest()
+    )
 
 
 def _to_matched(reply: kvindex_pb2.MatchReply) -> Matched:

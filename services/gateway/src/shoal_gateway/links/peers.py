@@ -1,11 +1,13 @@
 """Who may be given work, by role, and the channels for unary calls to them."""
 
-from collections.abc import Coroutine
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import grpc.aio
 
-from shoal_contracts.errors import Refused
+from shoal_contracts.errors import Refused, Unavailable
 from shoal_runtime.grpc import connect
 from shoal_runtime.presence import Fleet, Member, Role
 from shoal_runtime.process import Process
@@ -14,6 +16,20 @@ from shoal_runtime.process import Process
 def usable(fleet: Fleet, role: Role) -> list[Member]:
     """Live instances that are ready and stay."""
     return [member for member in fleet.live(role) if member.is_ready and not member.is_draining]
+
+
+async def meet(fleet: Fleet, roles: Iterable[Role], wait_s: float) -> None:
+    """Return when a ready instance of each role was heard, or after ``wait_s``: then some are really not there.
+
+    Instances beat once a second. Until then a gateway that just started knows nobody, and would refuse what the fleet
+    can serve.
+    """
+
+    async def heard(role: Role) -> None:
+        with contextlib.suppress(Unavailable):
+            await fleet.wait_for(role, timeout_s=wait_s)
+
+    await asyncio.gather(*map(heard, roles))
 
 
 def spawn_if_open(process: Process, work: Coroutine[Any, Any, None], name: str) -> bool:

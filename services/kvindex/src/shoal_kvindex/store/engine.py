@@ -3,6 +3,7 @@
 import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,17 +33,18 @@ def create_engine(postgres_url: str, connections: int = 3) -> AsyncEngine:
     )
 
 
-async def upgrade(engine: AsyncEngine) -> None:
-    """Bring the schema to the newest version; one instance at a time does it."""
+async def upgrade(engine: AsyncEngine) -> str:
+    """Bring the schema to the newest version, and tell which that is; one process at a time does it."""
     async with engine.begin() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         await connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-        await connection.run_sync(_run_migrations)
+        return await connection.run_sync(_run_migrations)
 
 
-def _run_migrations(connection: Connection) -> None:
+def _run_migrations(connection: Connection) -> str:
     config = Config()
     config.set_main_option("script_location", "shoal_kvindex:migrations")
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    return str(MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA}).get_current_revision())

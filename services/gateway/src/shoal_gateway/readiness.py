@@ -94,7 +94,9 @@ class ReadinessProbe:
             return replace(self._report, age_s=age_s)
 
     def _kept_s(self, report: ReadinessReport) -> float:
-        return self._limits.keep_s if report.is_ready else min(self._limits.keep_s, FAILED_KEEP_S)
+        if report.is_ready:
+            return self._limits.keep_s if self._decode.models() else 0.0  # what was good is plainly over
+        return min(self._limits.keep_s, FAILED_KEEP_S)
 
     async def _probe(self) -> ReadinessReport:
         models = self._decode.models()

@@ -123,7 +123,8 @@ async def test_claim_of_a_killed_gateway_delays_nobody_for_long(cluster: Cluster
     assert_whole(answer, ANSWER_TOKENS)
     receipt = answer.receipt
     computing_ms = 1000 * receipt["prompt_tokens"] / PREFILL_TOKENS_PER_S
-    assert receipt.get("shared", {"waited_ms": 0})["waited_ms"] <= 1.5 * computing_ms + 2000
+    # Half as long again as computing takes by what the new gateway has seen: one short probe, slower for each token.
+    assert receipt.get("shared", {"waited_ms": 0})["waited_ms"] <= 3 * computing_ms + 2000
 
 
 async def test_next_turn_that_was_changed_is_explained_as_the_receipt_tells_it(cluster: Cluster, chat: ChatApi) -> None:

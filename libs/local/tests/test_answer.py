@@ -101,3 +101,15 @@ def test_the_served_model():
         served_model(httpx.Response(200, json={"data": []}))
     with pytest.raises(AnswerFailed, match="Is it a Shoal gateway"):
         served_model(httpx.Response(404, content=b"nothing here"))
+
+
+@pytest.mark.parametrize("line", ["data: <html>", 'data: {"choices": [{}]}', 'data: ["no", "event"]'])
+def test_what_speaks_another_language_is_told_as_such(clock, line):
+    with pytest.raises(AnswerFailed, match="speaks no Chat Completions"):
+        StreamedAnswer(clock).take(line)
+
+
+@pytest.mark.parametrize("page", ["<html>hello</html>", "[]", '{"data": 1}'])
+def test_a_page_that_lists_no_models_is_no_gateway(page):
+    with pytest.raises(AnswerFailed, match="no Shoal gateway"):
+        served_model(httpx.Response(200, text=page))

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from shoal_local.answer import AnswerFailed, StreamedAnswer
-from shoal_local.chat import ChatOptions, Conversation, cost
+from shoal_local.chat import ChatOptions, Conversation, cost, harmless
 
 USAGE = {"prompt_tokens": 2498, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2432}}
 
@@ -118,3 +118,8 @@ def test_the_cost_of_a_turn():
 
 def test_the_cost_of_an_answer_without_usage():
     assert cost(StreamedAnswer(lambda: 0.0)) == ""
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal_and_loses_no_letter():
+    assert harmless("10\u202f000 \u00a0 👩\u200d🔬\n\tok") == "10\u202f000 \u00a0 👩\u200d🔬\n\tok"
+    assert harmless("a\x1b[2Jb\rc\x9bd") == "a[2Jbcd"

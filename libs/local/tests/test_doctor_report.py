@@ -71,3 +71,11 @@ async def test_what_the_system_refuses_is_unknown():
 
 async def test_what_was_read_aside_comes_back():
     assert await within("disk", 5, aside(lambda: [ok("disk", "fine")])) == [ok("disk", "fine")]
+
+
+async def test_what_cannot_be_read_is_unknown_and_not_slow():
+    def misread():
+        return [ok("memory", str(int("2GiB")))]
+
+    (finding,) = await within("memory", 5, aside(misread))
+    assert (finding.verdict, "2GiB" in finding.found) == (Verdict.UNKNOWN, True)

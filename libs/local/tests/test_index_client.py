@@ -26,4 +26,4 @@ def test_an_enum_of_a_newer_version_stays_a_number():
 
 def test_addresses_are_shown_without_user_and_password():
     assert shown_address("nats://me:secret@10.0.0.1:4222") == "nats://10.0.0.1:4222"
-    assert shown_address("10.0.0.1:4222") == "10.0.0.1:4222"
+    assert shown_address("me:secret@10.0.0.1:4222") == "nats://10.0.0.1:4222"

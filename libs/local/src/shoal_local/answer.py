@@ -68,18 +68,24 @@ class StreamedAnswer:
         if payload == "[DONE]":
             self._is_done = True
             return ""
-        event = json.loads(payload)
+        try:
+            added = self._take_event(json.loads(payload))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise AnswerFailed("not_shoal", "What answers there speaks no Chat Completions.") from error
+        if added:
+            self._last_s = self._clock()
+            self._first_s = self._last_s if self._first_s is None else self._first_s
+            self.text += added
+        return added
+
+    def _take_event(self, event: dict[str, Any]) -> str:
         if "error" in event:
             raise failure_of(event)
         self._take_usage(event.get("usage"))
         added = ""
         for choice in event.get("choices", ()):
             added += choice["delta"].get("content") or ""
-            self.finish_reason = choice["finish_reason"] or self.finish_reason
-        if added:
-            self._last_s = self._clock()
-            self._first_s = self._last_s if self._first_s is None else self._first_s
-            self.text += added
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
         return added
 
     def _take_usage(self, usage: dict[str, Any] | None) -> None:
@@ -144,6 +150,10 @@ def served_model(models: httpx.Response) -> str:
     """The first one of an answer to ``GET /v1/models``. Raises AnswerFailed when there is none."""
     if models.status_code != httpx.codes.OK:
         raise failure_of_response(models.status_code, models.content)
-    if not (served := models.json().get("data")):
+    try:
+        served = [str(model["id"]) for model in models.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise AnswerFailed("not_shoal", "What answers there is no Shoal gateway.") from error
+    if not served:
         raise AnswerFailed("unavailable", "The gateway serves no model now: no decode worker is there.")
-    return str(served[0]["id"])
+    return served[0]

@@ -8,6 +8,7 @@ import contextlib
 import select
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,8 +190,12 @@ def _piped() -> Iterator[str]:
 
 
 def _show(added: str) -> None:
-    """Whatever a model writes must not move the cursor or recolour the terminal."""
-    print("".join(c for c in added if c.isprintable() or c in "\n\t"), end="", flush=True)
+    print(harmless(added), end="", flush=True)
+
+
+def harmless(text: str) -> str:
+    """Whatever a model writes must not move the cursor or recolour the terminal; every other character stays."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs"))
 
 
 def _say(text: str) -> None:

@@ -110,6 +110,7 @@ class LogFile:
             self._file = self._path.open(encoding="utf-8", errors="replace")
         yield from self._lines(self._file)
         if self._is_turned_over(self._file):
+            yield from self._lines(self._file)  # what was written between its end and our look
             self._file.close()
             self._file = self._path.open(encoding="utf-8", errors="replace")
             yield from self._lines(self._file)

@@ -41,5 +41,5 @@ async def _ignore(_: Exception) -> None:
 
 def shown_address(nats_url: str) -> str:
     """Without user and password."""
-    parts = urlsplit(nats_url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else nats_url
+    parts = urlsplit(nats_url if "://" in nats_url else f"nats://{nats_url}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

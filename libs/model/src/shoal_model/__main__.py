@@ -19,8 +19,9 @@ def main() -> int:
     except ModelUnavailable as exc:
         _say(str(exc))
         return 1
-    except PermissionError as exc:
-        _say(f"SHOAL_MODELS_DIR={settings.models_dir} cannot be written to ({exc.strerror}): let this user in")
+    except OSError as exc:
+        advice = "let this user in, or make room"
+        _say(f"SHOAL_MODELS_DIR={settings.models_dir} cannot be written to ({exc.strerror}): {advice}")
         return 1
     _say(f"model {prepared.served_name} is in {prepared.folder}, and {link} leads there")
     return 0

@@ -142,8 +142,7 @@ class ComposeProject:
             time.sleep(POLL_S)
 
     def logs(self, service: str) -> str:
-        done = self.compose("logs", "--no-color", "--no-log-prefix", service)
-        return done.stdout
+        return self.run("logs", "--no-color", "--no-log-prefix", service)
 
     def describe(self) -> str:
         """Every container, and the last lines of those that are not well."""
@@ -157,6 +156,7 @@ class ComposeProject:
                     stderr=subprocess.STDOUT,
                     text=True,
                     check=False,
+                    timeout=30,
                 )
                 lines.append(said.stdout)
                 checks = (container.details["State"].get("Health") or {}).get("Log") or []

@@ -153,9 +153,10 @@ def _name_pool(transfer: KVTransferConfig, pool: str) -> None:
 
 def _engine_args(settings: EngineSettings, profile: Profile, *, is_cpu: bool) -> AsyncEngineArgs:
     ours = _our_arguments(settings, is_cpu=is_cpu)
-    if "gpu-memory-utilization" in profile.arguments:
+    told = engine_arguments(profile.arguments)
+    if "gpu_memory_utilization" in told:
         del ours["kv_cache_memory_bytes"]  # vLLM would take it and ignore the other
-    return AsyncEngineArgs(**{**ours, **engine_arguments(profile.arguments)})
+    return AsyncEngineArgs(**{**ours, **told})
 
 
 def _our_arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:

@@ -52,7 +52,7 @@ _LEAVES_KV_ALONE = frozenset(
         *("max-num-queued-reqs", "max-num-queued-tokens", "scheduling-policy", "enable-chunked-prefill"),
         *("long-prefill-token-threshold", "long-prefill-token-threshold-adaptive", "prefill-schedule-interval"),
         *("scheduler-reserve-full-isl", "watermark", "async-scheduling", "stream-interval", "performance-mode"),
-        *("gpu-memory-utilization", "kv-cache-memory-bytes", "num-gpu-blocks-override"),
+        *("gpu-memory-utilization", "device-memory-utilization", "kv-cache-memory-bytes", "num-gpu-blocks-override"),
         *("prefix-cache-retention-interval", "max-logprobs", "logprobs-mode"),
         *("enforce-eager", "compilation-config", "cudagraph-capture-sizes", "max-cudagraph-capture-size"),
         *("tensor-parallel-size", "pipeline-parallel-size", "decode-context-parallel-size"),

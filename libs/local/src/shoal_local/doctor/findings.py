@@ -12,6 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)  # of what is not what it should be
+
 
 class Verdict(enum.Enum):
     """``WRONG``: something does not work because of it. ``UNKNOWN``: it could not be looked at."""
@@ -61,6 +68,8 @@ async def within(name: str, deadline_s: float, look: Awaitable[Findings]) -> lis
         return [unknown(name, f"it took longer than {deadline_s:g} s to look at it")]
     except OSError as error:
         return [unknown(name, f"it could not be looked at: {error.filename or 'the system'}: {error.strerror}")]
+    except UNREADABLE as error:
+        return [unknown(name, f"what was found there could not be read: {error}")]
 
 
 async def aside(look: Callable[[], Reading]) -> Reading:
@@ -75,7 +84,7 @@ async def aside(look: Callable[[], Reading]) -> Reading:
     def run() -> None:
         try:
             reading = look()
-        except OSError as error:
+        except (OSError, *UNREADABLE) as error:
             refused = error
             tell(lambda: future.set_exception(refused))
         else:

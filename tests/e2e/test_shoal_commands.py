@@ -20,7 +20,7 @@ def test_status_shows_everybody_and_their_queues(scripted):
     done = scripted.command("status")
     assert (done.returncode, done.stderr) == (0, "")
     for service in SERVICES:
-        assert re.search(rf"^{service} +{service}-[0-9a-f]+ .* ready$", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{service} +{service}-[0-9a-f]+ .* ready\b", done.stdout, re.MULTILINE)
     assert "hit rate" in done.stdout
     assert "supervisor" in done.stdout
 

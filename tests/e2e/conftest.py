@@ -26,6 +26,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def until(condition, *, timeout_s=60.0):
+    """Return when ``condition()`` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @dataclass
 class Running:
     """One system and what it printed."""

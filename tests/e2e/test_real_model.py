@@ -23,12 +23,13 @@ from shoal_local.settings import LocalSettings
 from shoal_model import prepare
 from shoal_testkit.suites.engine_lab import read
 
-from .conftest import READY_SIGN, shoal_up
+from .conftest import READY_SIGN, shoal_up, until
 
 MODEL = "SmolLM2-135M-Instruct"
 SHIPS = "\n".join(f"{n}. Ship {n} left in the morning and came back with {7 * n} fish." for n in range(1, 111))
 END_OF_TURN = "2"
 BLOCK = 128
+ENGINE_S = 180.0  # until a killed engine is back
 READY_S = 420.0
 SEGMENTS_BEFORE = set(Path("/dev/shm").glob("lmcache*"))
 
@@ -169,24 +170,23 @@ def child_of(real, service):
     return next(child for child in Home(real.home).read().children if child.service == service)
 
 
-def until(condition, *, timeout_s=180.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def kill_and_await(real, service):
     before = child_of(real, service)
     os.kill(before.name.pid, signal.SIGKILL)
-    until(lambda: (child_of(real, service).state, child_of(real, service).restarts) == ("ready", before.restarts + 1))
+    until(
+        lambda: (child_of(real, service).state, child_of(real, service).restarts) == ("ready", before.restarts + 1),
+        timeout_s=ENGINE_S,
+    )
 
 
 def test_a_killed_store_comes_back_and_nobody_is_refused(real):
     before = child_of(real, "lmcache")
     os.kill(before.name.pid, signal.SIGKILL)
     assert "Paris" in take_turn(real, [{"role": "user", "content": "What is the capital of France?"}]).text
-    until(lambda: (child_of(real, "lmcache").state, child_of(real, "lmcache").restarts) == ("ready", 1))
+    until(
+        lambda: (child_of(real, "lmcache").state, child_of(real, "lmcache").restarts) == ("ready", 1),
+        timeout_s=ENGINE_S,
+    )
 
 
 def test_whatever_is_killed_the_conversation_is_found_again_with_the_same_words(real):
@@ -197,7 +197,7 @@ def test_whatever_is_killed_the_conversation_is_found_again_with_the_same_words(
     for service in ("prefill", "decode", "lmcache", "kvindex", "postgres"):
         kill_and_await(real, service)
         with real.http as http:
-            until(lambda: http.get("/readyz").status_code == httpx.codes.OK)
+            until(lambda: http.get("/readyz").status_code == httpx.codes.OK, timeout_s=ENGINE_S)
         again = take_turn(real, chat, max_tokens=30)
         print(f"\nafter {service} was killed: {again.cached_tokens} cached, {again.receipt}")
         assert again.text == first.text

@@ -9,7 +9,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 
-from .conftest import SHOAL, shoal_up
+from .conftest import SHOAL, shoal_up, until
 
 WAIT_S = 60.0
 SERVICES = ("gateway", "tokenizer", "kvindex", "prefill", "decode")
@@ -17,10 +17,11 @@ STORY = "Tell me about the tides of the northern sea and of those who sail there
 
 
 def test_status_shows_everybody_and_their_queues(scripted):
+    until(lambda: "listing: not complete" not in scripted.command("status").stdout)
     done = scripted.command("status")
     assert (done.returncode, done.stderr) == (0, "")
     for service in SERVICES:
-        assert re.search(rf"^{service} +{service}-[0-9a-f]+ .* ready\b", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{service} +{service}-[0-9a-f]+ .* ready$", done.stdout, re.MULTILINE)
     assert "hit rate" in done.stdout
     assert "supervisor" in done.stdout
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from shoal_local.home import Home
 from shoal_local.processes import family, is_alive
 
-from .conftest import READY_SIGN, free_port, shoal_up
+from .conftest import READY_SIGN, free_port, shoal_up, until
 
 WAIT_S = 60.0
 BODY = {
@@ -19,13 +18,6 @@ BODY = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 4,
 }
-
-
-def until(condition, *, timeout_s=WAIT_S):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def everyone(home: Path):

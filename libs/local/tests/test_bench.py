@@ -133,3 +133,12 @@ def test_nothing_measured_is_no_table():
 def test_a_percentile_is_a_measured_value(part, value):
     assert percentile([4, 1, 3, 2], part) == value
     assert percentile([], part) is None
+
+
+async def test_an_answer_without_usage_is_a_failure_and_not_a_miss(run):
+    def without_usage(request):
+        event = {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}
+        return httpx.Response(200, content=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+
+    measured, _ = await run(without_usage, requests=1, concurrency=1, turns=1)
+    assert (measured.samples, list(measured.failures)) == ([], ["no_usage"])

@@ -101,6 +101,14 @@ async def test_the_readiness_of_a_gateway_is_told(status, body, verdict, is_usab
     assert (gateway.finding.verdict.value, gateway.is_usable) == (verdict, is_usable)
 
 
+async def test_what_stands_before_the_gateways_is_no_other_program():
+    nobody = (503, {"error": {"message": "no gateway is ready; try again", "code": "unavailable"}}, {})
+    async with answering(readyz=nobody, models=nobody) as http:
+        gateway = await check_gateway(http)
+    assert (gateway.finding.verdict.value, gateway.is_usable) == ("wrong", False)
+    assert "none is ready" in gateway.finding.found and "logs gateway" in gateway.finding.advice
+
+
 async def test_a_request_that_fails_leaves_its_way_unknown():
     refused = (503, {"error": {"message": "no decode worker is ready"}}, {})
     async with answering(completions=refused) as http:

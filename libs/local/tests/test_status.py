@@ -53,4 +53,10 @@ def test_programs_get_numbers_and_null_for_what_is_unknown(home):
     assert (told["home"]["processes"][0]["service"], told["home"]["processes"][0]["restarts"]) == ("nats", 2)
     assert (told["instances"][0]["instance_id"], told["instances"][0]["load"]) == ("gateway-1", None)
     assert (told["queues"], told["overviews"]) == (None, [])
-    assert as_json(None, None) == {"home": None, "instances": None, "queues": None, "overviews": None}
+    assert as_json(None, None, "away") == {
+        "reason": "away",
+        "home": None,
+        "instances": None,
+        "queues": None,
+        "overviews": None,
+    }

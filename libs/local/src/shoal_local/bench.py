@@ -169,12 +169,14 @@ class Load:
 
 
 def sample_of(turn: int, answer: StreamedAnswer) -> Sample:
-    """What is counted of one answer."""
+    """What is counted of one answer. Raises AnswerFailed when it did not tell its usage."""
+    if answer.prompt_tokens is None or answer.cached_tokens is None or answer.completion_tokens is None:
+        raise AnswerFailed("no_usage", "The answer did not tell its tokens, or which of them were cached.")
     return Sample(
         turn=turn,
-        prompt_tokens=answer.prompt_tokens or 0,
-        cached_tokens=answer.cached_tokens or 0,
-        completion_tokens=answer.completion_tokens or 0,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        completion_tokens=answer.completion_tokens,
         ttft_s=answer.ttft_s,
         token_s=answer.token_s,
     )

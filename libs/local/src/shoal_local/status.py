@@ -68,7 +68,7 @@ async def _show_once(subject: Subject, *, is_json: bool) -> int:
     except NatsAway as error:
         reason = str(error)
     if is_json:
-        print(json.dumps(as_json(record, view), indent=1))
+        print(json.dumps(as_json(record, view, reason), indent=1))
     elif view is not None or record is not None:
         output().print(_page(subject, record, view, reason))
     if view is None and record is None:
@@ -116,9 +116,10 @@ def _page(subject: Subject, record: Record | None, view: FleetView | None, reaso
     return Group(*parts)
 
 
-def as_json(record: Record | None, view: FleetView | None) -> dict[str, object]:
-    """For programs; what is not known is null."""
+def as_json(record: Record | None, view: FleetView | None, reason: str = "") -> dict[str, object]:
+    """For programs; what is not known is null, and ``reason`` says why."""
     return {
+        "reason": reason or None,
         "home": None if record is None else _home_json(record),
         "instances": None if view is None else [dataclasses.asdict(instance) for instance in view.instances],
         "queues": None if view is None or view.queues is None else [dataclasses.asdict(one) for one in view.queues],
@@ -128,6 +129,7 @@ def as_json(record: Record | None, view: FleetView | None) -> dict[str, object]:
             {
                 "instance_id": answer.instance.instance_id,
                 "overview": None if answer.reply is None else plain(answer.reply),
+                "reason": answer.failure.message if answer.failure is not None else None,
             }
             for answer in view.overviews
         ],

@@ -17,6 +17,7 @@ log = logs.get_logger(__name__)
 
 WAIT_S = 60.0
 RETRY_S = 1.0
+MIGRATION_S = 3600.0  # for one statement of it, and to wait for another process that migrates
 
 
 def main(settings: KvIndexSettings) -> int:
@@ -28,7 +29,7 @@ def main(settings: KvIndexSettings) -> int:
 async def migrate(postgres_url: str, *, wait_s: float = WAIT_S) -> int:
     """Try until it works or ``wait_s`` has passed. A migration is one transaction, so a failed one leaves nothing."""
     until_s = asyncio.get_running_loop().time() + wait_s
-    engine = create_engine(postgres_url, connections=1)
+    engine = create_engine(postgres_url, connections=1, command_s=MIGRATION_S)
     try:
         log.info("schema.migrated", version=await _upgrade_until(engine, until_s))
     except STORE_FAILURES as failure:

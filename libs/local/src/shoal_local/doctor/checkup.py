@@ -73,7 +73,7 @@ class Checkup:
 
 
 async def check_up(target: Target) -> Checkup:
-    """Takes some seconds; never more than a minute."""
+    """Takes some seconds; never more than two minutes."""
     record = None if target.is_elsewhere else target.home.read()
     running = record if record is not None and target.home.is_running(record) else None
     nats_url = target.nats_url or (running.nats_url if running else "")

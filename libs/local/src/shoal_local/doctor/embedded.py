@@ -85,8 +85,10 @@ def check_gateway_port(settings: LocalSettings, record: Record | None) -> Findin
         return wrong(name, f"port {port} needs more rights", "Set SHOAL_GATEWAY_PORT=8000, or any above 1023.")
     other = f"Set SHOAL_GATEWAY_PORT to another one, for example {port + 1 if port < 65535 else 8001}"
     if _is_shoal(settings.gateway_url):
-        found = f"port {port} on {host} is taken by another Shoal{_named(port)}"
-        return wrong(name, found, f"{other}, or stop that system with its SHOAL_HOME and `shoal down`.")
+        found = f"port {port} on {host} is taken by another Shoal: it listens{_named(port)}"
+        return wrong(
+            name, found, f"{other}, or stop that system: `shoal down` with its SHOAL_HOME, or `docker compose down`."
+        )
     return wrong(name, f"port {port} on {host} is taken{_named(port)}", f"{other}, or end that program.")
 
 

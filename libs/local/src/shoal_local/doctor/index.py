@@ -82,7 +82,10 @@ async def _check_store(store: index.StoreOverview) -> Finding:
             metrics = await http.get("/metrics")
         except httpx.HTTPError as error:
             found = f"{name} reports, but does not answer from here ({type(error).__name__})"
-            return warning("stores", found, f"{STORE_ADVICE} Can this machine reach that address?")
+            advice = (
+                "In compose that is meant: its admin API is on a network of its own. Elsewhere: is the address right?"
+            )
+            return warning("stores", found, advice)
     if health.status_code != httpx.codes.OK:
         return wrong("stores", f"{name} is not well (status {health.status_code})", "Read its log, restart it.")
     if metrics.status_code != httpx.codes.OK:

@@ -20,7 +20,7 @@ BLOCKS = 2
 ANSWER_TOKENS = 2
 DEFAULT_BLOCK_TOKENS = 128
 REQUEST_S = 20.0
-READY_S = 15.0
+READY_S = 31.0  # a gateway gives its own probe 30 s, and then names the stage that hangs
 MODELS_S = 4.0
 UNUSABLE_STAGES = frozenset({"admission", "tokenizer", "decode"})  # without them no request is answered
 STEPS = ("block stored", "block reported", "block loaded", "second turn")
@@ -51,6 +51,9 @@ async def check_gateway(http: httpx.AsyncClient) -> Gateway:
     url = str(http.base_url).rstrip("/")
     try:
         reply = await http.get("/readyz", timeout=READY_S)
+        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE and "error" in reply.json():
+            advice = "See why it does not run or is not ready: in compose `docker compose logs gateway`."
+            return Gateway(wrong("gateway", f"what is before the gateways answers at {url}, and none is ready", advice))
         models = (await http.get("/v1/models", timeout=MODELS_S)).json()["data"]
         told = dict(reply.json())
         names, finding = tuple(model["id"] for model in models), _judge_readiness(url, told)

@@ -19,9 +19,10 @@ MIGRATION_LOCK = 0x5_0A1_D1C7  # any number that no other program on this databa
 STORE_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
-def create_engine(postgres_url: str, connections: int = 3) -> AsyncEngine:
+def create_engine(postgres_url: str, connections: int = 3, command_s: float = COMMAND_S) -> AsyncEngine:
     """Connects on first use. The scheme may be plain ``postgresql``. Connections: one each for writing, for the
-    housekeeping and for what a match recalls; whoever may wait for nobody takes an engine of its own."""
+    housekeeping and for what a match recalls; whoever may wait for nobody takes an engine of its own. A statement may
+    take ``command_s``."""
     url = make_url(postgres_url).set(drivername="postgresql+asyncpg")
     return create_async_engine(
         url,
@@ -29,7 +30,7 @@ def create_engine(postgres_url: str, connections: int = 3) -> AsyncEngine:
         max_overflow=0,
         hide_parameters=True,  # no row of a statement that failed belongs in a log
         pool_timeout=CONNECT_S,
-        connect_args={"timeout": CONNECT_S, "command_timeout": COMMAND_S},
+        connect_args={"timeout": CONNECT_S, "command_timeout": command_s},
     )
 
 

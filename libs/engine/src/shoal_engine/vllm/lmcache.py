@@ -11,6 +11,7 @@ docs/decisions/0002-a-pool-is-what-can-share-kv.md
 
 import copy
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from lmcache.integration.vllm.lmcache_mp_connector import (
     build_parallel_strategy_from_vllm_config,
 )
 from lmcache.integration.vllm.vllm_multi_process_adapter import get_lmcache_chunk_size
+from lmcache.logging import init_logger
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
@@ -43,9 +45,12 @@ from shoal_engine.settings import EngineSettings
 from shoal_engine.vllm.fingerprint import POOL_KEY, KvParts
 from shoal_engine.vllm.state_groups import state_groups
 
+log = init_logger(__name__)
+
 HEARTBEAT_S = 1.0  # a dead store stalls one request for at most two of these
 QUEUE_TIMEOUT_S = 10.0  # for one answer of a store that is there
 STORE_POLL_S = 0.05
+STORE_WAIT_S = 30.0  # for what one step stored, which takes milliseconds
 SEGMENT_PREFIX = "/lmcache_kv_"  # of shared memory; `shoal up` removes what a dead engine left by it
 SEPARATES_GROUPS = "shoal.separates_groups"  # answered by shoal_kvstore.level_policy
 FAILED_LOADS = "failed_loads"
@@ -202,10 +207,15 @@ class PooledConnector(LMCacheMPConnector):
 
     def _await_stores(self) -> None:
         adapter = self.worker_adapter
+        until_s = time.monotonic() + STORE_WAIT_S
         for future in list(adapter.store_futures.values()):
-            # A store that is lost reads no more; the heartbeat finds it out.
+            # A store that is lost is not waited for; the heartbeat finds it out.
             while not future.wait(STORE_POLL_S) and adapter.is_healthy:
-                pass
+                if time.monotonic() > until_s:
+                    # LMCache answers nothing when a store fails in an unforeseen way. The server counts as lost until
+                    # the next heartbeat, and with it all that it was asked for.
+                    log.error("store.unanswered seconds=%g", STORE_WAIT_S)
+                    adapter._health_event.clear()
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)

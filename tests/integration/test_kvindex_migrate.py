@@ -7,8 +7,8 @@ import sys
 import pytest
 from sqlalchemy import text
 
-from shoal_kvindex import migrate
-from shoal_kvindex.store.engine import create_engine
+from shoal_kvindex.store.engine import DIRECTORY, create_engine
+from shoal_runtime.postgres import migrate
 from shoal_testkit.servers import postgres_running
 
 
@@ -36,14 +36,14 @@ async def test_the_command_migrates_an_empty_database_and_a_second_one_changes_n
 
 
 async def test_several_at_the_same_time_wait_for_each_other(database_url: str) -> None:
-    assert await asyncio.gather(*(migrate.migrate(database_url) for _ in range(4))) == [0, 0, 0, 0]
+    assert await asyncio.gather(*(migrate(database_url, DIRECTORY) for _ in range(4))) == [0, 0, 0, 0]
 
 
 async def test_a_postgres_that_starts_later_is_waited_for() -> None:
     async with postgres_running() as postgres:
         database_url = await postgres.create_database("later")
         postgres.kill()
-        migrating = asyncio.create_task(migrate.migrate(database_url))
+        migrating = asyncio.create_task(migrate(database_url, DIRECTORY))
         await asyncio.sleep(0.1)
         await postgres.start()
         assert await migrating == 0
@@ -51,7 +51,7 @@ async def test_a_postgres_that_starts_later_is_waited_for() -> None:
 
 @pytest.mark.logs_error("schema.not_migrated")
 async def test_without_postgres_it_fails_in_time() -> None:
-    assert await migrate.migrate("postgresql://nobody@127.0.0.1:9/none", wait_s=0) == 1
+    assert await migrate("postgresql://nobody@127.0.0.1:9/none", DIRECTORY, wait_s=0) == 1
 
 
 def test_any_other_word_is_refused() -> None:

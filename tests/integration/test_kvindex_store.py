@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from shoal_kvindex.directory import SHARED, Directory, Level, Namespace, ObjectKey, Part, Place, Readable
 from shoal_kvindex.ingest.gate import Cursor
-from shoal_kvindex.store import engine as store_engine
 from shoal_kvindex.store.engine import create_engine, upgrade
 from shoal_kvindex.store.lease import PostgresLeaseStore
 from shoal_kvindex.store.pending import PendingChanges
@@ -208,19 +207,17 @@ async def test_the_migrations_make_what_the_tables_say(engine: AsyncEngine) -> N
         assert await connection.run_sync(differences) == []
 
 
-async def test_the_load_may_take_longer_than_any_other_command(
-    engine: AsyncEngine, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_load_may_take_longer_than_any_other_command(engine: AsyncEngine, database_url: str) -> None:
     writer = DirectoryWriter(engine, 100_000)
     Directory(writer, 100).store(key(1), SHARED, 10, 100)
     await written(writer)
-    monkeypatch.setattr(store_engine, "COMMAND_S", 0.3)
-    hurried = create_engine(database_url)
+    command_s = 0.3
+    hurried = create_engine(database_url, command_s=command_s)
     try:
         async with engine.begin() as connection:
             await connection.execute(text("LOCK kvindex.objects IN ACCESS EXCLUSIVE MODE"))
             loading = asyncio.ensure_future(loaded(hurried))
-            await asyncio.sleep(3 * store_engine.COMMAND_S)
+            await asyncio.sleep(3 * command_s)
             assert not loading.done()
         directory, _ = await loading
         assert directory.block_count == 1

@@ -13,8 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from shoal_model import DEFAULT_MODEL, prepare
 from shoal_tokenizer.codec.api import Api, Codec, Conversation, RequestNames
-from shoal_tokenizer.codec.chat_template import ChatTemplate
-from shoal_tokenizer.codec.encoder import Markers
+from shoal_tokenizer.codec.chat_template.renderer import ChatTemplate
+from shoal_tokenizer.codec.chat_template.markers import Markers
 from shoal_tokenizer.model_files import load_codec
 
 MESSAGES = [
@@ -68,7 +68,7 @@ def write_folder(folder: Path, template: object) -> Path:
 
 
 def ids_of(codec: Codec, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-    return codec.encoder.encode(codec.renderer.render(Conversation(messages, tools), 0))
+    return codec.encoder.encode(codec.renderer.render(Conversation(messages, tools), 0).segments)
 
 
 def expected_ids(folder: Path, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:

@@ -14,7 +14,7 @@ BOUNDARIES = {
     "libs/runtime/src/shoal_runtime/streams.py": "one reply handed to its receiver",
     "libs/runtime/src/shoal_runtime/tasks.py": "one background task",
     "services/decode/src/shoal_decode/token_stream.py": "one placed request",
-    "services/gateway/src/shoal_gateway/api/chat.py": "one HTTP request",
+    "services/gateway/src/shoal_gateway/api/endpoint.py": "one HTTP request",
     "services/tokenizer/src/shoal_tokenizer/format.py": "one stream among those of a connection",
 }
 

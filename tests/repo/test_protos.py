@@ -16,10 +16,10 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
-from shoal_contracts.v1 import common_pb2, decode_pb2, fleet_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2
+from shoal_contracts.v1 import common_pb2, decode_pb2, fleet_pb2, gateway_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2
 
 RELEASED = Path(__file__).parents[2] / "libs/contracts/proto/released.binpb"
-MODULES = (common_pb2, decode_pb2, fleet_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2)
+MODULES = (common_pb2, decode_pb2, fleet_pb2, gateway_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2)
 
 
 def current() -> FileDescriptorSet:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from shoal_contracts.v1 import common_pb2, decode_pb2, fleet_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2
+from shoal_contracts.v1 import common_pb2, decode_pb2, fleet_pb2, gateway_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2
 
 FOLDER = Path(__file__).parents[1] / "proto/shoal_contracts/v1"
 PROTOS = sorted(FOLDER.glob("*.proto"))
-MODULES = [common_pb2, decode_pb2, fleet_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2]
+MODULES = [common_pb2, decode_pb2, fleet_pb2, gateway_pb2, kvindex_pb2, prefill_pb2, tokenizer_pb2]
 MESSAGES = [message for module in MODULES for message in module.DESCRIPTOR.message_types_by_name.values()]
 FIELDS = [field for message in MESSAGES for field in message.fields]
 SERVICES = [service for module in MODULES for service in module.DESCRIPTOR.services_by_name.values()]
@@ -19,7 +19,7 @@ SERVICES = [service for module in MODULES for service in module.DESCRIPTOR.servi
 COUNTS_AND_NUMBERS = {
     *("stream_id", "top_k", "seed", "logprobs", "incarnation", "delivery", "blocks"),
     *("stop_token_id", "stop_token_ids", "first_token", "logit_bias"),
-    *("object_group_id", "kv_rank", "seq", "http_port", "first_other_block"),
+    *("object_group_id", "kv_rank", "seq", "http_port", "first_other_block", "prior_events"),
 }
 UNITS = ("_ms", "_s", "_tokens", "_blocks", "_bytes", "_requests", "_objects")
 

@@ -38,6 +38,7 @@ def test_one_subject_never_hears_another():
         subjects.prefill_job("a", "b"),
         subjects.prefill_cancel("a"),
         subjects.prefill_answer("a"),
+        subjects.RESPONSE_CANCEL,
     ]
     assert len({subject.split(".")[0] for subject in built}) == len(built)
 

@@ -109,7 +109,7 @@ def test_config_tells_shapes_and_special_ids(folder):
     assert config["head_dim"] == HIDDEN // HEADS
     assert config["eos_token_id"] == 2
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
-    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+    assert "{{ messages }}" in json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
 
 
 def test_another_architecture_is_refused_before_a_file_is_written(tmp_path, weights):

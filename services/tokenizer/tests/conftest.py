@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from shoal_testkit.deepseek_tokenizer import write_v4, write_v41_stand_in
 from shoal_tokenizer.codec.api import AnswerShape, Api, Codec
 from shoal_tokenizer.model_files import load_codec
 
@@ -76,6 +77,18 @@ def codec(model_folder: Path) -> Codec:
 @pytest.fixture(scope="session")
 def reference(model_folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session", params=["v4", "v41"])
+def deepseek_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of V4, and of the test stand-in for V4.1; named after them."""
+    write = write_v4 if request.param == "v4" else write_v41_stand_in
+    return write(tmp_path_factory.mktemp("deepseek") / request.param)
+
+
+@pytest.fixture(scope="session")
+def deepseek(deepseek_folder: Path) -> Codec:
+    return load_codec(deepseek_folder, deepseek_folder.name, 1)
 
 
 @pytest.fixture(scope="session")

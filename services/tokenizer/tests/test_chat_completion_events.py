@@ -5,7 +5,7 @@ from typing import Any
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from shoal_tokenizer.codec.api import AnswerShape, Delta, Finish, ShownFailure, ShownToken, Usage
-from shoal_tokenizer.codec.chat_completion_events import write_chat_completion
+from shoal_tokenizer.codec.events.chat_completions import write_chat_completion
 
 Shapes = Callable[..., AnswerShape]
 USAGE = Usage(prompt_tokens=10, hit_tokens=8, completion_tokens=2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_tokenizer.codec.api import Api, Converted, RequestNames, Sampling
-from shoal_tokenizer.codec.chat_completions import ChatCompletionsConverter
+from shoal_tokenizer.codec.requests.chat_completions import ChatCompletionsConverter
 
 DEFAULTS = Sampling(temperature=0.6, top_k=20, stop_token_ids=[0, 2])
 CONVERTER = ChatCompletionsConverter("tiny", DEFAULTS, vocabulary_size=100)

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
@@ -7,7 +8,7 @@ from tokenizers import Tokenizer
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_tokenizer.codec.api import Api, Codec, Finish, RequestNames
-from shoal_tokenizer.encode import RequestEncoder
+from shoal_tokenizer.encode import Encoded, RequestEncoder
 from shoal_tokenizer.format import Ending, Opening, format_answer
 from shoal_tokenizer.thread_pool import ThreadPool
 
@@ -45,8 +46,22 @@ async def test_the_output_state_has_no_prompt_text_and_formats(encoder: RequestE
     assert json.loads(formatted.body)["id"] == "chatcmpl-r1"
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.COMPLETIONS])
-async def test_other_apis_are_not_offered_yet(encoder: RequestEncoder, api: Api) -> None:
-    with pytest.raises(BadRequest) as caught:
-        await encoder.encode(api, b"{}", NAMES)
-    assert caught.value.code == pb.UNSUPPORTED and api.value in caught.value.message
+async def test_a_text_without_a_conversation_is_the_whole_prompt(codec: Codec, reference: Tokenizer) -> None:
+    pool = ThreadPool(1, 4)
+    try:
+        raw = json.dumps({"model": "tiny", "prompt": "the quick <|im_end|>"}).encode()
+        encoded = await RequestEncoder(codec, pool).encode(Api.COMPLETIONS, raw, NAMES)
+    finally:
+        pool.close()
+    assert isinstance(encoded, Encoded)
+    assert reference.decode(encoded.token_ids) == "the quick <|im_end|>" and 2 not in encoded.token_ids
+
+
+async def test_an_api_that_is_not_offered_is_named(codec: Codec) -> None:
+    pool = ThreadPool(1, 4)
+    try:
+        with pytest.raises(BadRequest) as caught:
+            await RequestEncoder(replace(codec, converters={}), pool).encode(Api.MESSAGES, b"{}", NAMES)
+    finally:
+        pool.close()
+    assert caught.value.code == pb.UNSUPPORTED and "Messages" in caught.value.message

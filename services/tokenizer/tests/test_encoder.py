@@ -7,9 +7,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_tokenizer.codec.api import Codec, Conversation
-from shoal_tokenizer.codec.encoder import PORTION_CHARS, FastEncoder, Markers, PromptBound
-from shoal_tokenizer.codec.prompt_text import PromptText
+from shoal_tokenizer.codec.api import Codec
+from shoal_tokenizer.codec.chat_template.markers import Markers
+from shoal_tokenizer.codec.chat_template.prompt_text import PromptText
+from shoal_tokenizer.codec.conversation import Conversation
+from shoal_tokenizer.codec.encoder import PORTION_CHARS, FastEncoder, PromptBound
 
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"]
 typed = st.lists(st.one_of(st.sampled_from([*MARKERS, "<|im_", "start|>", "\n", " ", "user"]), st.text())).map("".join)
@@ -21,7 +23,7 @@ def test_ids_decode_to_the_rendering_and_nothing_typed_becomes_a_control_token(
     codec: Codec, reference: Tokenizer, turns: list[tuple[str, str]]
 ) -> None:
     conversation = Conversation([{"role": role, "content": content} for role, content in turns])
-    segments = codec.renderer.render(conversation, 0)
+    segments = codec.renderer.render(conversation, 0).segments
     ids = codec.encoder.encode(segments)
     text = "".join(text for text, _ in segments)
     assert reference.decode(ids, skip_special_tokens=False) == text
@@ -92,6 +94,11 @@ def test_a_run_that_the_tokenizer_cannot_split_is_the_callers_mistake() -> None:
     with pytest.raises(BadRequest) as caught:
         FastEncoder(GivingUp()).encode([("  ", False)])
     assert caught.value.code == pb.INVALID_REQUEST and caught.value.param == "messages"
+
+
+def test_half_a_surrogate_pair_is_the_callers_mistake(codec: Codec) -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        codec.encoder.encode([("a\ud800", False)])
 
 
 def test_what_cannot_fit_is_refused_by_its_length_with_both_numbers(codec: Codec) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_tokenizer.codec.api import AnswerShape, Codec, Delta, Finish, ShownFailure
+from shoal_tokenizer.codec.api import AnswerEnd, AnswerShape, Api, Codec, Delta, Finish, ShownFailure
 from shoal_tokenizer.encode import pack_state
 from shoal_tokenizer.format import AnswerStreams, Ending, Opening, Piece, Turn, format_answer
 
@@ -227,3 +227,59 @@ def test_format_tells_that_a_stop_string_cut_the_answer(codec: Codec, reference:
 def test_format_takes_complete_answers_only(codec: Codec, a_shape: Shapes) -> None:
     with pytest.raises(BadRequest):
         format_answer(codec, opening(a_shape()), (), Ending(0, Finish.CANCEL))
+
+
+class NumberedEvents:
+    """An ``EventWriter`` that numbers what it says."""
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self.events = 0
+        self.kept_body: bytes | None = None
+
+    def open(self, prompt_tokens: int, hit_tokens: int) -> bytes:
+        return self._say(f"open {prompt_tokens} {hit_tokens}")
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._say(delta.text) if delta.text else b""
+
+    def finish(self, end: AnswerEnd) -> bytes:
+        self.kept_body = b"whole"
+        return self._say(f"end {end.finish.value} {end.usage.completion_tokens}")
+
+    def cancel(self) -> bytes:
+        self.kept_body = b"cancelled"
+        return self._say("cancelled")
+
+    def fail(self, failure: ShownFailure, receipt_json: bytes | None) -> bytes:
+        return self._say(failure.code)
+
+    def _say(self, words: str) -> bytes:
+        self.events += 1
+        return f"{self.events - 1}:{words}|".encode()
+
+
+@pytest.fixture
+def numbered(codec: Codec) -> Codec:
+    return replace(codec, writers={Api.CHAT_COMPLETIONS: NumberedEvents})
+
+
+def test_a_resumed_answer_goes_on_numbering_where_the_client_is(
+    numbered: Codec, reference: Tokenizer, a_shape: Shapes
+) -> None:
+    ids = reference.encode("the quick fox").ids
+    one_by_one = AnswerStreams(numbered)
+    pieces = [only(one_by_one.turn(Turn(opens=[opening(a_shape())], **tokens(s1=ids[:1]))))]
+    pieces += [only(one_by_one.turn(Turn(**tokens(s1=[token_id])))) for token_id in ids[1:]]
+    seen = sum(piece.event_count for piece in pieces)
+    assert seen == 1 + len(ids)
+
+    resumed = replace(opening(a_shape(), prior_ids=ids), is_resumed=True, prior_events=seen)
+    last = only(AnswerStreams(numbered).turn(Turn(opens=[resumed], endings=[Ending(1, Finish.STOP)])))
+    assert last.events.decode() == f"{seen}:end stop {len(ids)}|"
+    assert last.event_count == 1
+
+
+def test_what_is_to_be_kept_comes_with_the_end(numbered: Codec, a_shape: Shapes) -> None:
+    for finish, kept in ((Finish.STOP, b"whole"), (Finish.CANCEL, b"cancelled")):
+        turn = Turn(opens=[opening(a_shape())], endings=[Ending(1, finish)])
+        assert only(AnswerStreams(numbered).turn(turn)).kept_body == kept

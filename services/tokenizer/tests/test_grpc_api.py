@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,20 @@ from shoal_contracts.v1 import common_pb2 as pb
 from shoal_contracts.v1 import tokenizer_pb2 as tpb
 from shoal_testkit.clock import VirtualClock
 from shoal_tokenizer import metrics
-from shoal_tokenizer.codec.api import AnswerShape, Codec, Finish, Sampling, ShownFailure, TokenLogprob
+from shoal_tokenizer.codec.api import (
+    AnswerShape,
+    Api,
+    Codec,
+    Converted,
+    Finish,
+    NeedsHistory,
+    RequestConverter,
+    RequestNames,
+    Sampling,
+    ShownFailure,
+    Storage,
+    TokenLogprob,
+)
 from shoal_tokenizer.encode import RequestEncoder, pack_state
 from shoal_tokenizer.format import Ending, Piece
 from shoal_tokenizer.grpc_api import TokenizerApi, build_replies, to_logprobs, to_sampling, to_turn
@@ -39,6 +53,7 @@ def test_a_turn_survives_the_wire() -> None:
                 hit_tokens=4,
                 prior_token_ids=pack_u32([5, 6]),
                 is_resumed=True,
+                prior_events=8,
             )
         ],
         stream_ids=pack_u32([1, 2]),
@@ -62,9 +77,9 @@ def test_a_turn_survives_the_wire() -> None:
     )
     turn = to_turn(tpb.ConverseRequest.FromString(request.SerializeToString()))
     assert [
-        (o.stream_id, o.output_state, o.prompt_tokens, o.hit_tokens, list(o.prior_ids), o.is_resumed)
+        (o.stream_id, o.output_state, o.prompt_tokens, o.hit_tokens, list(o.prior_ids), o.is_resumed, o.prior_events)
         for o in turn.opens
-    ] == [(1, b"s", 9, 4, [5, 6], True)]
+    ] == [(1, b"s", 9, 4, [5, 6], True, 8)]
     assert [list(column) for column in (turn.stream_ids, turn.counts, turn.token_ids, turn.drops)] == [
         [1, 2],
         [2, 1],
@@ -170,3 +185,51 @@ async def test_draining_without_open_answers_returns(api: TokenizerApi) -> None:
     await api.drain()
     with pytest.raises(Exception, match="leaving"):
         await api.Encode(encode_request(), None)
+
+
+class GoesOn:
+    """A converter whose body goes on with a stored response."""
+
+    def __init__(self, converter: RequestConverter) -> None:
+        self._converter = converter
+
+    def convert(self, body: bytes, names: RequestNames) -> Converted | NeedsHistory:
+        if names.history is None:
+            return NeedsHistory("resp_1")
+        converted = self._converter.convert(body, names)
+        assert isinstance(converted, Converted)
+        storage = Storage(names.history, True, False, "resp_1", b"pending", b"lost")
+        return replace(converted, storage=storage, notes=("changed",), cache_key="key")
+
+
+async def test_a_stored_response_is_asked_for_and_then_gone_on_with(codec: Codec) -> None:
+    converters = {Api.CHAT_COMPLETIONS: GoesOn(codec.converters[Api.CHAT_COMPLETIONS])}
+    api = TokenizerApi(
+        codec, RequestEncoder(replace(codec, converters=converters), pool := ThreadPool(1, 1)), VirtualClock()
+    )
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}]}).encode()
+    request = tpb.EncodeRequest(api=tpb.CHAT_COMPLETIONS, body=body, request_id="1")
+    try:
+        assert await api.Encode(request, None) == tpb.EncodeReply(needed_response_id="resp_1")
+        with pytest.raises(BadRequest, match="whole conversations"):
+            await api.Count(request, None)
+        request.history = b"[]"
+        reply = await api.Encode(request, None)
+        assert (list(reply.notes), reply.cache_key) == (["changed"], "key")
+        stored = tpb.Storage(
+            input_items=b"[]",
+            is_stored=True,
+            previous_response_id="resp_1",
+            pending_body=b"pending",
+            lost_body=b"lost",
+        )
+        assert reply.storage == stored
+    finally:
+        pool.close()
+
+
+def test_events_are_counted_and_the_kept_body_comes_with_the_close() -> None:
+    pieces = [Piece(1, b"ab", parsed_tokens=3, event_count=2), Piece(2, completion_tokens=4, kept_body=b"{}")]
+    (reply,) = build_replies(pieces)
+    assert list(unpack_u32(reply.event_counts)) == [2]
+    assert reply.closed[0].kept_body == b"{}"

@@ -6,9 +6,11 @@ import pytest
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_tokenizer.codec.api import Api, Conversation, RequestNames
-from shoal_tokenizer.codec.chat_template import ModelMismatch
-from shoal_tokenizer.model_files import ModelFilesInvalid, load_codec, locate
+from shoal_tokenizer.codec.api import Api, RequestNames
+from shoal_tokenizer.codec.chat_template.renderer import ModelMismatch
+from shoal_tokenizer.codec.conversation import Conversation
+from shoal_tokenizer.model_files import load_codec, locate
+from shoal_tokenizer.model_folder import ModelFilesInvalid
 
 MESSAGES = [
     {"role": "system", "content": " Rules.\n"},
@@ -38,7 +40,7 @@ def test_tools_are_refused_where_the_template_has_none(model_folder: Path) -> No
 
 def test_a_refusal_of_the_template_reaches_the_caller(folder_with: Callable[..., Path]) -> None:
     codec = load_codec(folder_with(ALTERNATING), "m", 0)
-    assert codec.renderer.render(Conversation([MESSAGES[1]]), 0)[0] == ("<|endoftext|>", True)
+    assert codec.renderer.render(Conversation([MESSAGES[1]]), 0).segments[0] == ("<|endoftext|>", True)
     with pytest.raises(BadRequest) as caught:
         codec.renderer.render(Conversation([MESSAGES[0]]), 0)
     assert caught.value.code == pb.UNSUPPORTED and caught.value.param == "messages[0].role"
@@ -84,8 +86,8 @@ def test_defaults_and_stop_tokens_come_from_the_models_files(
 
 def test_the_date_in_a_prompt_is_the_requests_own(folder_with: Callable[..., Path]) -> None:
     codec = load_codec(folder_with("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}"), "m", 0)
-    segments = codec.renderer.render(Conversation([{"role": "user", "content": "x"}]), 1700000000)
-    assert segments == [("2023-11-14 x", False)]
+    rendered = codec.renderer.render(Conversation([{"role": "user", "content": "x"}]), 1700000000)
+    assert rendered.segments == [("2023-11-14 x", False)]
 
 
 def test_what_no_context_of_the_model_holds_is_refused_before_it_is_encoded(folder_with: Callable[..., Path]) -> None:

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from shoal_tokenizer.codec.api import Conversation, Segment
-from shoal_tokenizer.codec.chat_template import ChatTemplate
-from shoal_tokenizer.codec.encoder import Markers
-from shoal_tokenizer.codec.prompt_text import ChatTemplateEnvironment, PromptText, concat
+from shoal_tokenizer.codec.api import Segment
+from shoal_tokenizer.codec.chat_template.markers import Markers
+from shoal_tokenizer.codec.chat_template.prompt_text import ChatTemplateEnvironment, PromptText, concat
+from shoal_tokenizer.codec.chat_template.renderer import ChatTemplate
+from shoal_tokenizer.codec.conversation import Conversation
 
 MARKERS = ("<|a|>", "<|b|>", "<s>", "</s>", "[INST]", "[/INST]", "<think>", "</think>")
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,12 +1,13 @@
 """Every NATS subject: how it is built, what it carries, which stream holds it. No other file spells one.
 
-| subject                       | message       | kept in                                            |
-| ----------------------------- | ------------- | -------------------------------------------------- |
-| beat.<role>.<instance_id>     | Beat          | nothing (core)                                     |
-| prefill.<pool>.<tier>         | PrefillJob    | stream PREFILL_<pool>_<tier>, work queue in memory |
-| prefill-cancel.<pool>         | PrefillCancel | nothing (core)                                     |
-| prefill-answer.<instance_id>  | PrefillAnswer | nothing (core); the gateway's own                  |
-| kvindex.change                | IndexChange   | stream KVINDEX, bounded, in memory, oldest go first |
+| subject                       | message        | kept in                                             |
+| ----------------------------- | -------------- | --------------------------------------------------- |
+| beat.<role>.<instance_id>     | Beat           | nothing (core)                                      |
+| prefill.<pool>.<tier>         | PrefillJob     | stream PREFILL_<pool>_<tier>, work queue in memory  |
+| prefill-cancel.<pool>         | PrefillCancel  | nothing (core)                                      |
+| prefill-answer.<instance_id>  | PrefillAnswer  | nothing (core); the gateway's own                   |
+| response-cancel               | ResponseCancel | nothing (core); every gateway hears it              |
+| kvindex.change                | IndexChange    | stream KVINDEX, bounded, in memory, oldest go first |
 """
 
 import re
@@ -16,6 +17,7 @@ from shoal_contracts.v1 import fleet_pb2
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 BEATS = "beat.>"
+RESPONSE_CANCEL = "response-cancel"
 INDEX_CHANGE = "kvindex.change"
 INDEX_STREAM = "KVINDEX"
 

@@ -3,8 +3,9 @@
 Weights are dequantised and rounded once to bfloat16; the rows of the query and key projections go back from
 GGUF's interleaved order to the split halves that transformers rotates. The tokenizer keeps the digit-splitting
 step that the ``smollm`` pre-tokenizer has: without it digits after white space get other ids than the model
-was trained on. Only the Llama architecture with a byte-level BPE is understood; anything else raises ValueError
-before a file is written. The caller gives an empty folder and owns it, also after a failure.
+was trained on. The chat template gets tools. Only the Llama architecture with a byte-level BPE is understood;
+anything else raises ValueError before a file is written. The caller gives an empty folder and owns it, also after a
+failure.
 """
 
 import json
@@ -16,6 +17,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import safetensors
+
+from shoal_model.tool_template import with_tools
 
 CONTROL_TOKEN = 3  # GGUF token type of special tokens
 
@@ -130,7 +133,7 @@ def _tokenizer_config(facts: Mapping[str, Any]) -> dict[str, Any]:
         "pad_token": tokens[facts["tokenizer.ggml.padding_token_id"]],
         "unk_token": tokens[facts["tokenizer.ggml.unknown_token_id"]],
         "additional_special_tokens": [t for t, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN],
-        "chat_template": facts["tokenizer.chat_template"],
+        "chat_template": with_tools(facts["tokenizer.chat_template"]),
     }
 
 

@@ -27,7 +27,7 @@ DEFAULT_WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SEAL = "shoal-seal.json"
 SERVED = "served"  # the link in the folder of models that leads to the one to load
-RECIPE = 1  # raised when the conversion changes, so that folders of an older recipe are written again
+RECIPE = 2  # raised when the conversion changes, so that folders of an older recipe are written again
 
 OTHER_START_S = 3600.0
 POLL_S = 2.0

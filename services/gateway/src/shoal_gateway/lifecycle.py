@@ -6,14 +6,19 @@ raises what the client must be told; who called it writes that. docs/decisions/0
 """
 
 import asyncio
+import contextlib
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from shoal_contracts.errors import BadRequest, Interrupted, Refused, ShoalError
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.admission import AdmissionGate
-from shoal_gateway.ports import Client, TokenizerFleet
+from shoal_gateway.background import BackgroundClient, BackgroundRuns
+from shoal_gateway.keeping import ResponseKeeper
+from shoal_gateway.ports import Client, EndReason, Fallback, ResponseStore, TokenizerFleet
 from shoal_gateway.receipt import Receipt
-from shoal_gateway.request import Blocks, Options, Prompt, RequestPlan, ServedModel
+from shoal_gateway.request import Blocks, Options, Prompt, RequestPlan, ServedModel, Storage
 from shoal_gateway.steps.encode import EncodeStep
 from shoal_gateway.steps.match import MatchStep
 from shoal_gateway.steps.place import PlaceStep
@@ -40,10 +45,12 @@ class River:
     clock: Clock
     stream_limits: StreamLimits
     budget_s: float
+    responses: ResponseStore
+    background: BackgroundRuns
 
 
 class Lifecycle:
-    """Call ``run`` once."""
+    """Call ``run`` once. A background request leaves it early: its rest runs as a task of the process."""
 
     def __init__(self, river: River, client: Client, options: Options) -> None:
         self._river = river
@@ -52,46 +59,120 @@ class Lifecycle:
         self._cache_salt = ""  # one tenant
         self._began_s = river.clock.monotonic()
         self._deadline_s = self._began_s + river.budget_s
+        self._answer: AnswerStream | None = None
+        self._keeper: ResponseKeeper | None = None
+        self._slot: contextlib.AsyncExitStack | None = None  # of the admission, once the rest has it
         self.receipt = Receipt(options.request_id)
 
     async def run(self) -> None:
-        """The whole request. Raises ShoalError for what the client must be told."""
+        """The whole request, or what its client waits for. Raises ShoalError for what the client must be told."""
+        client, error = self._client, None
         try:
-            await self._client.read_body()
-            await self._client.while_present(self._admitted())
-            self.receipt.outcome = "finished"
-        except ShoalError as error:
-            self.receipt.outcome = _outcome_of(error)
-            self.receipt.error = pb.ErrorCode.Name(error.code)
-            raise
-        except asyncio.CancelledError:
-            self.receipt.outcome = "cancelled"
+            await client.read_body()
+            await client.while_present(self._admitted())
+        except BaseException as raised:
+            error = raised
             raise
         finally:
-            self._client.release_body()
-            self._settle()
+            client.release_body()
+            if self._slot is None:
+                self._settle(error)
 
     async def _admitted(self) -> None:
         """Only a request that has arrived takes a place: who sends slowly must not keep others out."""
-        async with self._river.admission.admit():
-            await self._within_budget()
+        async with contextlib.AsyncExitStack() as slot:
+            await slot.enter_async_context(self._river.admission.admit())
+            await self._within_budget(self._flow(slot))
 
-    async def _within_budget(self) -> None:
-        deadline = asyncio.timeout(self._river.budget_s + BUDGET_GRACE_S)
+    async def _within_budget(self, work: Coroutine[Any, Any, None]) -> None:
+        deadline = asyncio.timeout(self._left_s() + BUDGET_GRACE_S)
         try:
             async with deadline:
-                await self._flow()
+                await work
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise Interrupted(pb.DEADLINE_EXCEEDED, "the time for this request is used up") from None
 
-    async def _flow(self) -> None:
+    async def _flow(self, slot: contextlib.AsyncExitStack) -> None:
         model, prompt = await self._encode()
+        if prompt.storage is not None:
+            self._keeper = self._new_keeper(prompt.storage)
+        if prompt.storage is not None and prompt.storage.is_background:
+            await self._hand_over(model, prompt, prompt.storage, slot)
+        else:
+            await self._generate(model, prompt)
+
+    def _new_keeper(self, storage: Storage) -> ResponseKeeper | None:
+        """None: what nobody waits for elsewhere is answered without being kept."""
+        responses = self._river.responses
+        if responses.is_away and not storage.is_background:
+            self.receipt.note(Fallback.RESPONSE_NOT_STORED)
+            return None
+        return ResponseKeeper(responses, self._options.tenant, storage, self.receipt)
+
+    async def _generate(self, model: ServedModel, prompt: Prompt) -> None:
         blocks = await self._match(model, prompt)
-        plan = RequestPlan(self._options.request_id, model, prompt, self._cache_salt, self._deadline_s)
-        plan = await self._prefill(plan, blocks)
+        plan = await self._prefill(self._plan(model, prompt), blocks)
         await self._stream(plan, blocks)
+
+    def _plan(self, model: ServedModel, prompt: Prompt) -> RequestPlan:
+        return RequestPlan(self._options.request_id, model, prompt, self._cache_salt, self._deadline_s)
+
+    async def _hand_over(
+        self, model: ServedModel, prompt: Prompt, storage: Storage, slot: contextlib.AsyncExitStack
+    ) -> None:
+        """The rest of a background request runs by itself; its client gets the response as it is, or its events."""
+        assert self._keeper is not None
+        await self._keeper.begin(self._left_s())
+        client, background = self._client, BackgroundClient(self._client if prompt.is_streaming else None)
+        key = (self._options.tenant, storage.response_id)
+        try:
+            self._river.background.start(key, background, lambda: self._run_rest(model, prompt, background))
+        except Refused:
+            await self._keeper.insist_briefly()
+            raise
+        self._client, self._slot = background, slot.pop_all()
+        if prompt.is_streaming:
+            await background.told()
+        else:
+            client.put(storage.pending_body)
+        await client.end(None)
+
+    async def _run_rest(self, model: ServedModel, prompt: Prompt, client: BackgroundClient) -> None:
+        """A task of the process. What becomes of the response is told by what is kept of it."""
+        assert self._keeper is not None
+        error: BaseException | None = None
+        try:
+            error = await self._generate_unattended(model, prompt, client)
+            await self._keeper.insist(self._river.clock)
+        except BaseException as raised:  # the gateway closes, or a bug: there may be no time for more
+            error = raised
+            client.close(Refused(pb.DRAINING, "this gateway is leaving; ask for the response by its id"))
+            await self._keeper.insist_briefly()
+            raise
+        finally:
+            self._settle(error)
+
+    async def _generate_unattended(
+        self, model: ServedModel, prompt: Prompt, client: BackgroundClient
+    ) -> ShoalError | None:
+        """Why it failed; the response then says so, wherever it was on its way."""
+        assert self._slot is not None
+        try:
+            async with self._slot:
+                await client.while_present(self._within_budget(self._generate(model, prompt)))
+        except ShoalError as error:
+            self.receipt.outcome = _outcome_of(error)
+            answer = self._answer or self._new_answer(self._plan(model, prompt))
+            if error.code == pb.CANCELLED:
+                is_told = await answer.tell_end(EndReason.CANCEL)
+            else:
+                is_told = await answer.tell_end(EndReason.FAILURE, error)
+            answer.abort()
+            client.close(None if is_told else error)
+            return error
+        return None
 
     async def _encode(self) -> tuple[ServedModel, Prompt]:
         """1  body → token ids; the body is not kept. Only now it is known whether the client wants events."""
@@ -125,10 +206,7 @@ class Lifecycle:
     async def _stream(self, plan: RequestPlan, blocks: Blocks) -> None:
         """5 and 6  a decode worker generates, the tokenizer writes, the client reads."""
         river = self._river
-        peers = StreamPeers(river.place, river.tokenizers, self._client, river.clock)
-        in_events = self._describe if plan.prompt.is_streaming else lambda: None
-        answer = AnswerStream(plan, peers, river.stream_limits, self.receipt, in_events)
-        answer.on_first_token = self._on_first_token
+        answer = self._answer = self._new_answer(plan)
         is_finished = False
         try:
             self.receipt.stage = "decode"
@@ -139,16 +217,27 @@ class Lifecycle:
             await self._client.end(None if plan.prompt.is_streaming else self._describe())
         except ShoalError as error:
             self.receipt.outcome = _outcome_of(error)
-            if self._client.has_head and await answer.tell_failure(error):
+            if self._client.has_head and await answer.tell_end(EndReason.FAILURE, error):
                 await self._client.end(None)
             raise
         finally:
             answer.abort()
             river.settle.claim(plan, blocks, answer.transcript.token_ids, is_finished=is_finished)
 
-    def _settle(self) -> None:
+    def _new_answer(self, plan: RequestPlan) -> AnswerStream:
+        river = self._river
+        peers = StreamPeers(river.place, river.tokenizers, self._client, river.clock)
+        in_events = self._describe if plan.prompt.is_streaming else lambda: None
+        answer = AnswerStream(plan, peers, river.stream_limits, self.receipt, in_events)
+        answer.on_first_token = self._on_first_token
+        answer.keep = self._keeper.keep if self._keeper is not None else None
+        return answer
+
+    def _settle(self, error: BaseException | None) -> None:
         """7  log, metrics; the blocks were claimed when the stream ended."""
-        self.receipt.outcome = self.receipt.outcome or "failed"
+        self.receipt.outcome = "finished" if error is None else _outcome_of(error)
+        if isinstance(error, ShoalError):
+            self.receipt.error = pb.ErrorCode.Name(error.code)
         self.receipt.total_ms = self._elapsed_ms()
         self._river.settle.record(self.receipt)
 
@@ -166,12 +255,15 @@ class Lifecycle:
     def _elapsed_ms(self) -> int:
         return round((self._river.clock.monotonic() - self._began_s) * 1000)
 
+    def _left_s(self) -> float:
+        return max(0.001, self._deadline_s - self._river.clock.monotonic())
 
-def _outcome_of(error: ShoalError) -> str:
+
+def _outcome_of(error: BaseException) -> str:
     if isinstance(error, BadRequest):
         return "bad_request"
     if isinstance(error, Refused):
         return "refused"
     if isinstance(error, Interrupted):
         return "cancelled" if error.code == pb.CANCELLED else "expired"
-    return "failed"
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"

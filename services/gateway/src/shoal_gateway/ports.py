@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from shoal_contracts.errors import ShoalError
 from shoal_gateway.request import (
     BlockClaim,
+    BodyToEncode,
+    HistoryNeeded,
     Matched,
     Opening,
     Placement,
@@ -19,6 +21,8 @@ from shoal_gateway.request import (
     PrefillWork,
     Prompt,
     ServedModel,
+    Storage,
+    StoredResponse,
     TokenBatch,
 )
 from shoal_policy import DecodeWorkerView
@@ -86,12 +90,12 @@ class DecodeFleet(Protocol):
 class EventSink(Protocol):
     """Who hears of a stream of events."""
 
-    def on_events(self, events: bytes, parsed_tokens: int | None) -> None: ...
+    def on_events(self, events: bytes, parsed_tokens: int | None, event_count: int) -> None: ...
 
     def on_stopped(self) -> None:
         """A stop string was found: no event of a later token will come."""
 
-    def on_closed(self, completion_tokens: int) -> None: ...
+    def on_closed(self, completion_tokens: int, kept_body: bytes | None) -> None: ...
 
     def on_failed(self, error: ShoalError) -> None:
         """This stream cannot go on there, or the tokenizer is lost."""
@@ -115,7 +119,10 @@ class EventStream(Protocol):
 class TokenizerFleet(Protocol):
     """Every tokenizer."""
 
-    async def encode(self, body: bytes, request_id: str) -> Prompt: ...
+    async def encode(self, work: BodyToEncode) -> Prompt | HistoryNeeded: ...
+
+    async def count(self, work: BodyToEncode) -> bytes:
+        """How many tokens the prompt has, in the shape of the API."""
 
     def open(self, opening: Opening, sink: EventSink, *, avoid: frozenset[str]) -> EventStream:
         """Unavailable when no tokenizer serves the model but those to ``avoid``."""
@@ -149,8 +156,38 @@ class KvIndex(Protocol):
         counted and dropped."""
 
 
+class ResponseStore(Protocol):
+    """Responses that clients may ask for later, by tenant and id. Everything raises Unavailable when it is away."""
+
+    @property
+    def is_away(self) -> bool:
+        """Nothing can be kept now; known without asking."""
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse | None: ...
+
+    async def history(self, tenant: str, response_id: str) -> bytes:
+        """Input and output items of the response and of all before it, oldest first, as a JSON array.
+
+        BadRequest when one of them is not there, still runs, or when they are too many.
+        """
+
+    async def input_items(self, tenant: str, response_id: str) -> bytes | None: ...
+
+    async def put_running(self, tenant: str, storage: Storage, budget_s: float) -> None:
+        """A background response begins; after ``budget_s`` it counts as lost."""
+
+    async def finish(self, tenant: str, response_id: str, body: bytes) -> None:
+        """A running one ended. One that was deleted meanwhile, or has an end already, is left alone."""
+
+    async def put_done(self, tenant: str, storage: Storage, body: bytes) -> None:
+        """A response that ended and was not kept before."""
+
+    async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """What it was; None: it was not there."""
+
+
 class Client(Protocol):
-    """Who asked. ``ClientConnection`` over HTTP, ``ReadinessProbe`` inside."""
+    """Who asked. ``ClientConnection`` over HTTP, ``BackgroundClient`` for who does not wait, a probe inside."""
 
     @property
     def has_head(self) -> bool:
@@ -172,8 +209,8 @@ class Client(Protocol):
     def begin_events(self) -> None:
         """From now on head and keep-alive may be written."""
 
-    def put(self, events: bytes) -> bool:
-        """Queue events or the body; False when too much waits already."""
+    def put(self, events: bytes, event_count: int = 0) -> bool:
+        """Queue so many events, or the body; False when too much waits already."""
 
     async def end(self, receipt_json: bytes | None) -> None:
         """All is put: write the rest."""
@@ -194,3 +231,4 @@ class Fallback(enum.Enum):
     HIT_LOST = "hit_lost"
     DECODE_RESUMED = "decode_resumed"
     TOKENIZER_RESUMED = "tokenizer_resumed"
+    RESPONSE_NOT_STORED = "response_not_stored"

@@ -13,12 +13,12 @@ from typing import Any
 
 from shoal_contracts.errors import BadRequest, Bug, Interrupted, Refused, ShoalError
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_gateway.error_shapes import error_event, error_response
+from shoal_gateway.error_shapes import Header, error_event, error_response, id_headers
+from shoal_gateway.request import Options
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
 KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_HEADERS: list[Header] = [
@@ -120,7 +120,7 @@ class ClientConnection:
         self,
         receive: Receive,
         send: Send,
-        request_id: str,
+        options: Options,
         limits: PresenceLimits,
         room: BodyRoom,
         disconnect: Callable[[], None],
@@ -130,13 +130,15 @@ class ClientConnection:
         self._limits = limits
         self._room = room
         self._disconnect = disconnect
-        self._id_header: Header = (b"x-request-id", request_id.encode())
+        self._options = options
+        self._id_headers = id_headers(options.api, options.request_id)
         self._outbox = Outbox(limits.max_pending_bytes)
         self._writer: asyncio.Task[None] | None = None
         self._body = b""
         self._held_bytes = 0  # of the body, in the room
         self._has_ended = False
         self._has_overflowed = False
+        self._sent_events = 0
         self.has_head = False
         self.has_left = False
 
@@ -205,11 +207,12 @@ class ClientConnection:
         """The response is a stream of events: from now on the head may be written."""
         self._writer = asyncio.get_running_loop().create_task(self._write_events(), name="event_writer")
 
-    def put(self, events: bytes) -> bool:
-        """Queue events, or a piece of the body. False: the client reads too slowly."""
+    def put(self, events: bytes, event_count: int = 0) -> bool:
+        """Queue so many events, or a piece of the body. False: the client reads too slowly."""
         # A body that is written at its end waits for nobody; the messages that bring it are bounded.
         is_taken = self._outbox.put(events, is_bounded=self._writer is not None)
         self._has_overflowed |= not is_taken
+        self._sent_events += event_count
         return is_taken
 
     async def end(self, receipt_json: bytes | None) -> None:
@@ -233,18 +236,19 @@ class ClientConnection:
             self._disconnect()
             return
         if self._writer is not None and self.has_head:
-            self._outbox.put(error_event(error), is_bounded=False)
+            last = error_event(error, self._options.api, self._options.request_id, self._sent_events)
+            self._outbox.put(last, is_bounded=False)
             self._outbox.close()
             await self._finish_writer()
             return
         self._stop_writer()
-        status, body, headers = error_response(error)
+        status, body, headers = error_response(error, self._options.api, self._options.request_id)
         await self._respond(status, body, headers)
 
     async def _respond(self, status: int, body: bytes, headers: list[Header]) -> None:
         self.has_head = True
         fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        head = [*fixed, self._id_header, *headers]
+        head = [*fixed, *self._id_headers, *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -252,7 +256,7 @@ class ClientConnection:
         limits, outbox = self._limits, self._outbox
         ready = await outbox.take(limits.head_wait_s)
         self.has_head = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_HEADERS, self._id_header]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_HEADERS, *self._id_headers]})
         while True:
             ready += outbox.take_now()  # what came while the last write waited
             is_last = outbox.is_closed

@@ -160,7 +160,7 @@ class _ProbeClient:
     def begin_events(self) -> None:
         return
 
-    def put(self, events: bytes) -> bool:
+    def put(self, events: bytes, event_count: int = 0) -> bool:
         return True
 
     async def end(self, receipt_json: bytes | None) -> None:

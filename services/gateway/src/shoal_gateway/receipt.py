@@ -64,6 +64,7 @@ class Receipt:
     prefill: PrefillPart | None = None
     decode: DecodePart = field(default_factory=DecodePart)
     fallbacks: list[Fallback] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was changed of the request, or has no effect here
     diverged_at_token: int | None = None
     stage: str = "admission"  # the part that has the request now, or had it when it ended
     outcome: str | None = None
@@ -105,6 +106,8 @@ class Receipt:
             "total_ms": self.total_ms,
         }
         known = {key: value for key, value in flat.items() if value is not None}
+        if self.notes:
+            known["notes"] = self.notes
         return {**known, "fallbacks": [fallback.value for fallback in self.fallbacks]}
 
     def to_json(self) -> bytes:

@@ -4,12 +4,23 @@ Sampling, output state and log probabilities are opaque here: the tokenizer writ
 them, and the gateway passes the bytes through.
 """
 
+import enum
 from dataclasses import dataclass, field
 
 from shoal_kvblocks import Item, count_hashes
 from shoal_policy import TrafficClass
 
 TOKEN_BYTES = 4
+ONE_TENANT = ""  # until keys tell them apart
+
+
+class Api(enum.Enum):
+    """The public APIs that ask for an answer, by their paths."""
+
+    CHAT_COMPLETIONS = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +31,38 @@ class ServedModel:
     pool: str
     block_tokens: int
     max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What is kept of a Responses request; JSON that only the tokenizer and the client read.
+
+    ``pending_body`` is the response while it is generated, ``lost_body`` what is told of it when nobody does any more.
+    """
+
+    response_id: str
+    input_items: bytes
+    is_background: bool
+    previous_response_id: str | None
+    pending_body: bytes
+    lost_body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BodyToEncode:
+    """A body as it came. ``history`` has the items of the stored responses that it goes on with."""
+
+    api: Api
+    body: bytes
+    request_id: str
+    history: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryNeeded:
+    """Instead of a prompt: the body goes on with this stored response."""
+
+    response_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +77,9 @@ class Prompt:
     traffic_class: TrafficClass = TrafficClass.CHAT
     max_tokens: int | None = None
     items: tuple[Item, ...] = ()
+    notes: tuple[str, ...] = ()  # what was changed or has no effect, for the receipt
+    is_constrained: bool = False  # the engine holds the answer to a grammar
+    storage: Storage | None = None  # None: nothing is kept
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,6 +205,7 @@ class Opening:
     hit_tokens: int
     prior_token_ids: bytes = b""
     is_resumed: bool = False
+    prior_events: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +227,17 @@ class Options:
     """What the caller wants besides the body."""
 
     request_id: str
+    api: Api = Api.CHAT_COMPLETIONS
+    tenant: str = ONE_TENANT
     wants_receipt: bool = False
     traffic_class: TrafficClass | None = None  # None: as the tokenizer found
     trace_headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it is kept. ``body`` is what the client is told of it now."""
+
+    body: bytes
+    is_running: bool
+    is_background: bool

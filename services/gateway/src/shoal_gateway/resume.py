@@ -18,6 +18,7 @@ class Transcript:
         self._logprobs: list[bytes] = []  # of the tokens from _shown_tokens on
         self._shown_tokens: int | None = 0  # None: events went out and nobody said how far they reach
         self._has_events = False
+        self.shown_events = 0
 
     @property
     def completion_tokens(self) -> int:
@@ -37,9 +38,10 @@ class Transcript:
         self._token_ids += batch.token_ids
         self._logprobs.extend(batch.logprobs)
 
-    def show(self, parsed_tokens: int | None) -> None:
-        """The client gets events that cover the first ``parsed_tokens``."""
+    def show(self, parsed_tokens: int | None, event_count: int) -> None:
+        """The client gets so many more events, which cover the first ``parsed_tokens``."""
         self._has_events = True
+        self.shown_events += event_count
         if parsed_tokens is None:
             self._shown_tokens = None
             return

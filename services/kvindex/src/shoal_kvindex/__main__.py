@@ -2,9 +2,10 @@
 
 import sys
 
-from shoal_kvindex import migrate
 from shoal_kvindex.service import KvIndexService
 from shoal_kvindex.settings import KvIndexSettings
+from shoal_kvindex.store.engine import DIRECTORY
+from shoal_runtime.postgres import run_migration
 from shoal_runtime.process import run
 
 if __name__ == "__main__":
@@ -13,6 +14,6 @@ if __name__ == "__main__":
         case []:
             run(KvIndexService, settings)
         case ["migrate"]:
-            sys.exit(migrate.main(settings))
+            sys.exit(run_migration(settings, DIRECTORY))
         case _:
             sys.exit("usage: python -m shoal_kvindex [migrate]")

@@ -2,26 +2,18 @@
 
 from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
-from sqlalchemy.engine import make_url
+from pydantic import Field, model_validator
 
-from shoal_runtime.settings import ServiceSettings
+from shoal_runtime.postgres import PostgresSettings
 
 MINUTE_S = 60
 DAY_S = 24 * 60 * MINUTE_S
 LONGEST_S = 3650 * DAY_S
 
 
-class KvIndexSettings(ServiceSettings):
+class KvIndexSettings(PostgresSettings):
     """Read once, in ``__main__``."""
 
-    postgres_url: SecretStr = Field(
-        SecretStr("postgresql://postgres@127.0.0.1:5432/postgres"),
-        description="Database that keeps the directory, in its schema kvindex; set it to yours.",
-    )
-    postgres_password: SecretStr = Field(
-        SecretStr(""), description="Its password, when postgres_url holds none; by ..._PASSWORD_FILE from a file."
-    )
     coordinator_port: int = Field(
         0, ge=0, le=65535, description="Port on which lmcache servers report; fixed, so that they find it; 0 takes any."
     )
@@ -85,21 +77,6 @@ class KvIndexSettings(ServiceSettings):
     low_watermark: float = Field(
         0.8, gt=0, le=1, description="Down to which share they go; lower it for fewer, longer rounds."
     )
-
-    @field_validator("postgres_url")
-    @classmethod
-    def _is_an_address(cls, url: SecretStr) -> SecretStr:
-        if not url.get_secret_value().startswith(("postgresql://", "postgresql+asyncpg://")):
-            raise ValueError("must be postgresql://user@host:port/database")
-        return url
-
-    @property
-    def database_url(self) -> str:
-        """The database with its password, for ``create_engine`` and for nobody's log."""
-        url = make_url(self.postgres_url.get_secret_value())
-        if password := self.postgres_password.get_secret_value():
-            url = url.set(password=password)
-        return url.render_as_string(hide_password=False)
 
     @model_validator(mode="after")
     def _marks_are_in_order(self) -> Self:

@@ -4,13 +4,24 @@ Parsing, rendering and encoding run on a thread of the pool; one request is one 
 never holds up the loop that formats answers. The same body under the same names gives the same reply on any instance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1.common_pb2 import UNSUPPORTED
-from shoal_tokenizer.codec.api import AnswerShape, Api, Codec, RequestNames, Sampling
+from shoal_tokenizer.codec.api import (
+    AnswerShape,
+    Api,
+    Codec,
+    Converted,
+    NeedsHistory,
+    Rendered,
+    RequestNames,
+    Sampling,
+    Storage,
+)
+from shoal_tokenizer.codec.conversation import RawText
 from shoal_tokenizer.thread_pool import ThreadPool
 
 STATE_VERSION = b"\x01"
@@ -27,6 +38,9 @@ class Encoded:
     is_stream: bool
     is_agent: bool
     output_state: bytes
+    notes: tuple[str, ...] = ()
+    cache_key: str | None = None
+    storage: Storage | None = None
 
 
 class RequestEncoder:
@@ -36,25 +50,54 @@ class RequestEncoder:
         self._codec = codec
         self._pool = pool
 
-    async def encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded:
+    async def encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded | NeedsHistory:
         """Raises BadRequest, and Refused when all threads and places are taken."""
         return await self._pool.run(lambda: self._encode(api, body, names))
 
-    def _encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded:
+    def _encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded | NeedsHistory:
         codec = self._codec
         converter = codec.converters.get(api)
         if converter is None:
             raise BadRequest(UNSUPPORTED, f"The {api.value} API is not offered for the model '{codec.model}'.")
         converted = converter.convert(body, names)
-        segments = codec.renderer.render(converted.conversation, names.created_s)
+        if isinstance(converted, NeedsHistory):
+            return converted
+        rendered = self._render(converted, names)
+        shape = msgspec.structs.replace(converted.shape, start=rendered.start, text_parameters=rendered.text_parameters)
+        sampling, sampling_notes = dictate(converted.sampling, rendered)
         return Encoded(
             model=codec.model,
-            token_ids=codec.encoder.encode(segments),
-            sampling=converted.sampling,
-            is_stream=converted.shape.is_stream,
+            token_ids=codec.encoder.encode(rendered.segments),
+            sampling=replace(sampling, constraint=rendered.constraint),
+            is_stream=shape.is_stream,
             is_agent=converted.is_agent,
-            output_state=pack_state(converted.shape),
+            output_state=pack_state(shape),
+            notes=converted.notes + rendered.notes + sampling_notes,
+            cache_key=converted.cache_key,
+            storage=converted.storage,
         )
+
+    def _render(self, converted: Converted, names: RequestNames) -> Rendered:
+        renderer = self._codec.renderer
+        if isinstance(converted.prompt, RawText):
+            return Rendered(renderer.render_raw(converted.prompt.text))
+        return renderer.render(converted.prompt, names.created_s)
+
+
+def dictate(sampling: Sampling, rendered: Rendered) -> tuple[Sampling, tuple[str, ...]]:
+    """Sampling as the model's mode has it, and a note on each value that the caller would not expect."""
+    dictated = dict(rendered.fixed)
+    for name, least in rendered.least.items():
+        asked = getattr(sampling, name)
+        if asked is not None and asked < least:
+            dictated[name] = least
+    changed = {name: getattr(sampling, name) for name in dictated}
+    notes = tuple(
+        f"{name}: {asked} was asked for, this model in this mode takes {dictated[name]}"
+        for name, asked in changed.items()
+        if asked is not None and asked != dictated[name]
+    )
+    return replace(sampling, **dictated), notes
 
 
 def pack_state(shape: AnswerShape) -> bytes:

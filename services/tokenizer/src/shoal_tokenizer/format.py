@@ -14,7 +14,7 @@ import msgspec
 from shoal_contracts.errors import BadRequest, Bug, Refused, ShoalError
 from shoal_contracts.v1.common_pb2 import BUG, DRAINING, INVALID_REQUEST, OVERLOADED
 from shoal_runtime.logs import get_logger
-from shoal_tokenizer.codec.api import AnswerShape, Codec, Finish, ShownFailure, TokenLogprob, Usage
+from shoal_tokenizer.codec.api import AnswerEnd, AnswerShape, Codec, Finish, ShownFailure, TokenLogprob, Usage
 from shoal_tokenizer.encode import STATE_VERSION
 
 log = get_logger(__name__)
@@ -35,6 +35,7 @@ class Opening:
     hit_tokens: int
     prior_ids: Sequence[int] = ()
     is_resumed: bool = False  # the client has the opening events, also when there are no prior tokens
+    prior_events: int = 0  # how many events it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,10 @@ class Piece:
     stream_id: int
     events: bytes = b""
     parsed_tokens: int = 0  # with so many prior tokens another instance goes on after ``events``
+    event_count: int = 0
     stop_string: str | None = None
     completion_tokens: int | None = None
+    kept_body: bytes | None = None
     finish: Finish | None = None
     error: ShoalError | None = None
 
@@ -77,7 +80,7 @@ class Piece:
 class Answer:
     """One answer: its parser, its writer, its accounts."""
 
-    __slots__ = ("_hit_tokens", "_parser", "_prompt_tokens", "_writer", "is_stop_told")
+    __slots__ = ("_hit_tokens", "_is_open", "_parser", "_prompt_tokens", "_writer", "is_stop_told")
 
     def __init__(self, codec: Codec, output_state: bytes, prompt_tokens: int, hit_tokens: int) -> None:
         shape = _read_state(output_state)
@@ -87,12 +90,14 @@ class Answer:
         self._writer = codec.writers[shape.api](shape)
         self._prompt_tokens = prompt_tokens
         self._hit_tokens = hit_tokens
+        self._is_open = False
         self.is_stop_told = False
 
-    def resume(self, prior_ids: Sequence[int]) -> None:
+    def resume(self, prior_ids: Sequence[int], prior_events: int) -> None:
         """Go on after events that the client already has."""
-        self._writer.resume()
+        self._open()
         self.push(prior_ids)
+        self._writer.events = max(self._writer.events, prior_events)
 
     @property
     def stop_string(self) -> str | None:
@@ -102,25 +107,43 @@ class Answer:
     def completion_tokens(self) -> int:
         return self._parser.completion_tokens
 
+    @property
+    def events(self) -> int:
+        """How many came out, those that the client had before included."""
+        return self._writer.events
+
+    @property
+    def kept_body(self) -> bytes | None:
+        """The final object, after ``finish``, where the request wants it kept."""
+        return self._writer.kept_body
+
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = _NO_LOGPROBS) -> bytes:
         """Events of new tokens. After a stop string there are none."""
         if self._parser.stop_string is not None or not token_ids:
             return b""
-        return self._writer.delta(self._parser.push(token_ids, logprobs))
+        return self._open() + self._writer.delta(self._parser.push(token_ids, logprobs))
 
     def finish(self, ending: Ending) -> tuple[bytes, Finish]:
         """The last events and what the answer ended with. A stop string had the last word already."""
         finish = Finish.STOP if self._parser.stop_string is not None else ending.finish
         if finish is Finish.CANCEL:
-            return b"", finish
+            return self._writer.cancel(), finish
         rest = self._parser.close()
-        events = self._writer.delta(rest) if rest.text or rest.tokens else b""
+        events = self._writer.delta(rest) if rest.parts or rest.tokens else b""
         if finish is Finish.FAILURE:
             failure = ending.failure or ShownFailure("bug", "the answer ended without a reason", is_callers=False)
             return events + self._writer.fail(failure, ending.receipt_json), finish
         hit_tokens = self._hit_tokens if ending.hit_tokens is None else ending.hit_tokens
-        usage = Usage(self._prompt_tokens, hit_tokens, self._parser.completion_tokens)
-        return events + self._writer.finish(finish, usage, ending.receipt_json), finish
+        parser = self._parser
+        usage = Usage(self._prompt_tokens, hit_tokens, parser.completion_tokens, parser.reasoning_tokens)
+        end = AnswerEnd(finish, usage, parser.stop_string, ending.receipt_json)
+        return self._open() + events + self._writer.finish(end), finish
+
+    def _open(self) -> bytes:
+        if self._is_open:
+            return b""
+        self._is_open = True
+        return self._writer.open(self._prompt_tokens, self._hit_tokens)
 
 
 class AnswerStreams:
@@ -188,19 +211,24 @@ class AnswerStreams:
         answer = Answer(self._codec, opening.output_state, opening.prompt_tokens, opening.hit_tokens)
         self._answers[opening.stream_id] = answer
         if opening.is_resumed or opening.prior_ids:
-            answer.resume(opening.prior_ids)
+            answer.resume(opening.prior_ids, opening.prior_events)
         self._tell_stop(piece, answer)
 
     def _push(self, piece: Piece, argument: tuple[Answer, Sequence[int], Sequence[TokenLogprob]]) -> None:
         answer, token_ids, logprobs = argument
+        before = answer.events
         piece.events += answer.push(token_ids, logprobs)
+        piece.event_count += answer.events - before
         piece.parsed_tokens = answer.completion_tokens
         self._tell_stop(piece, answer)
 
     def _finish(self, piece: Piece, ending: Ending) -> None:
         answer = self._answers[ending.stream_id]
+        before = answer.events
         events, piece.finish = answer.finish(ending)
         piece.events += events
+        piece.event_count += answer.events - before
+        piece.kept_body = answer.kept_body
         piece.parsed_tokens = piece.completion_tokens = answer.completion_tokens
         del self._answers[ending.stream_id]
 

@@ -17,7 +17,18 @@ from shoal_runtime.clock import Clock
 from shoal_runtime.grpc import draining
 from shoal_runtime.streams import TurnWriter, serve_stream
 from shoal_tokenizer import metrics
-from shoal_tokenizer.codec.api import Api, Codec, Finish, RequestNames, Sampling, ShownFailure, TokenLogprob
+from shoal_tokenizer.codec.api import (
+    Api,
+    Codec,
+    Finish,
+    NeedsHistory,
+    RequestNames,
+    Sampling,
+    ShownFailure,
+    Storage,
+    TokenLogprob,
+)
+from shoal_tokenizer.codec.events.messages import write_count
 from shoal_tokenizer.encode import Encoded, RequestEncoder
 from shoal_tokenizer.format import AnswerStreams, Ending, Opening, Piece, Turn, format_answer
 
@@ -57,7 +68,9 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
         await self._all_closed.wait()
 
     async def Encode(self, request: tpb.EncodeRequest, context: Any) -> tpb.EncodeReply:
-        encoded = await self._encode(request)
+        encoded = await self._encode(request, is_count=False)
+        if isinstance(encoded, NeedsHistory):
+            return tpb.EncodeReply(needed_response_id=encoded.previous_response_id)
         return tpb.EncodeReply(
             model=encoded.model,
             token_ids=pack_u32(encoded.token_ids),
@@ -65,10 +78,17 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
             stream=encoded.is_stream,
             traffic_class=pb.AGENT if encoded.is_agent else pb.CHAT,
             output_state=encoded.output_state,
+            notes=encoded.notes,
+            cache_key=encoded.cache_key,
+            storage=to_storage(encoded.storage) if encoded.storage is not None else None,
         )
 
     async def Count(self, request: tpb.EncodeRequest, context: Any) -> tpb.CountReply:
-        return tpb.CountReply(prompt_tokens=len((await self._encode(request)).token_ids))
+        encoded = await self._encode(request, is_count=True)
+        if isinstance(encoded, NeedsHistory):
+            raise BadRequest(pb.UNSUPPORTED, "Only whole conversations are counted.", param="previous_response_id")
+        count = len(encoded.token_ids)
+        return tpb.CountReply(prompt_tokens=count, body=write_count(count) if request.api == tpb.MESSAGES else b"")
 
     # The stubs know generators only; grpc.aio also takes a coroutine that writes to the context.
     async def Converse(  # type: ignore[override]
@@ -104,7 +124,7 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
             stopped_early=formatted.is_stopped_early,
         )
 
-    async def _encode(self, request: tpb.EncodeRequest) -> Encoded:
+    async def _encode(self, request: tpb.EncodeRequest, *, is_count: bool) -> Encoded | NeedsHistory:
         begin_s = self._clock.monotonic()
         try:
             if self._is_draining:
@@ -112,14 +132,16 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
             api = _APIS.get(request.api)
             if api is None:
                 raise BadRequest(pb.INVALID_REQUEST, "the request names no API")
-            names = RequestNames(request.request_id, request.created_s)
+            history = request.history if request.HasField("history") else None
+            names = RequestNames(request.request_id, request.created_s, history, is_count)
             encoded = await self._encoder.encode(api, request.body, names)
         except ShoalError as error:
             metrics.REQUESTS.labels(pb.ErrorCode.Name(error.code)).inc()
             raise
         metrics.REQUESTS.labels("OK").inc()
         metrics.ENCODE_SECONDS.observe(self._clock.monotonic() - begin_s)
-        metrics.PROMPT_TOKENS.observe(len(encoded.token_ids))
+        if isinstance(encoded, Encoded):
+            metrics.PROMPT_TOKENS.observe(len(encoded.token_ids))
         return encoded
 
     def _note_open(self) -> None:
@@ -145,6 +167,18 @@ def to_sampling(sampling: Sampling) -> pb.Sampling:
         logprobs=sampling.logprobs,
         logit_bias=sampling.logit_bias,
         ignore_eos=sampling.ignore_eos,
+        constraint=sampling.constraint,
+    )
+
+
+def to_storage(storage: Storage) -> tpb.Storage:
+    return tpb.Storage(
+        input_items=storage.input_items,
+        is_stored=storage.is_stored,
+        is_background=storage.is_background,
+        previous_response_id=storage.previous_response_id,
+        pending_body=storage.pending_body,
+        lost_body=storage.lost_body,
     )
 
 
@@ -152,7 +186,15 @@ def to_turn(request: tpb.ConverseRequest) -> Turn:
     """BadRequest when a packed column is broken."""
     return Turn(
         opens=[
-            Opening(o.stream_id, o.output_state, o.prompt_tokens, o.hit_tokens, _ids(o.prior_token_ids), o.is_resumed)
+            Opening(
+                o.stream_id,
+                o.output_state,
+                o.prompt_tokens,
+                o.hit_tokens,
+                _ids(o.prior_token_ids),
+                o.is_resumed,
+                o.prior_events,
+            )
             for o in request.open
         ],
         stream_ids=_ids(request.stream_ids),
@@ -175,6 +217,7 @@ def build_replies(pieces: Sequence[Piece]) -> list[tpb.ConverseReply]:
     reply.stream_ids = pack_u32(piece.stream_id for piece in spoken)
     reply.lengths = pack_u32(len(piece.events) for piece in spoken)
     reply.parsed_tokens = pack_u32(piece.parsed_tokens for piece in spoken)
+    reply.event_counts = pack_u32(piece.event_count for piece in spoken)
     reply.events = b"".join(piece.events for piece in spoken)
     for piece in pieces:
         if piece.stop_string is not None:
@@ -182,7 +225,9 @@ def build_replies(pieces: Sequence[Piece]) -> list[tpb.ConverseReply]:
         if piece.error is not None:
             reply.failed.add(stream_id=piece.stream_id, failure=to_failure(piece.error))
         elif piece.completion_tokens is not None:
-            reply.closed.add(stream_id=piece.stream_id, completion_tokens=piece.completion_tokens)
+            reply.closed.add(
+                stream_id=piece.stream_id, completion_tokens=piece.completion_tokens, kept_body=piece.kept_body
+            )
     return [reply]
 
 

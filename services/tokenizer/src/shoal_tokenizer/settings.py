@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from shoal_runtime.settings import ServiceSettings
+from shoal_tokenizer.families import CodecName
 
 
 class Settings(ServiceSettings):
@@ -10,6 +11,10 @@ class Settings(ServiceSettings):
 
     model: str = Field(description="Folder of the model (tokenizer.json and its neighbours), or a hub id to fetch.")
     served_name: str = Field("", description="The name that clients use; empty takes the last part of the model.")
+    codec: CodecName = Field(
+        CodecName.AUTO,
+        description="How the model is spoken to; auto goes by its config.json. Set it where that does not say.",
+    )
     encode_threads: int = Field(2, ge=1, le=64, description="Raise on machines with many cores and long prompts.")
     max_waiting_encodes: int = Field(256, ge=0, le=10_000, description="Requests that may wait for a thread.")
     segment_cache_mib: int = Field(

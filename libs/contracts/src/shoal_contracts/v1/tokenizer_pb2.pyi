@@ -4,7 +4,8 @@ isort:skip_file
 The tokenizer: every rule of the three public APIs, in both directions.
 
 Stateless between calls. `output_state` is written by Encode and read by Converse and Format of any
-replica that serves the same model; to everyone else it is opaque. It holds no prompt text.
+replica that serves the same model; to everyone else it is opaque. It holds no prompt text but what the
+Responses API repeats of a request in its answer.
 """
 
 from collections import abc as _abc
@@ -61,6 +62,7 @@ class EncodeRequest(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CREATED_S_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     api: Global___Api.ValueType
     body: _builtins.bytes
     """as received, not parsed by the gateway"""
@@ -68,6 +70,10 @@ class EncodeRequest(_message.Message):
     """ids in the answer derive from it"""
     created_s: _builtins.int
     """Unix time that the answer shows"""
+    history: _builtins.bytes
+    """Items of the stored response that the body goes on with, a JSON array: what earlier responses of its chain
+    had as input and output, oldest first. Absent: not asked for yet.
+    """
     def __init__(
         self,
         *,
@@ -75,12 +81,15 @@ class EncodeRequest(_message.Message):
         body: _builtins.bytes = ...,
         request_id: _builtins.str = ...,
         created_s: _builtins.int = ...,
+        history: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_history", b"_history", "history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "body", b"body", "created_s", b"created_s", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_history", b"_history", "api", b"api", "body", b"body", "created_s", b"created_s", "history", b"history", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__history: _TypeAlias = _typing.Literal["history"]  # noqa: Y015
+    _WhichOneofArgType__history: _TypeAlias = _typing.Literal["_history", b"_history"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__history) -> _WhichOneofReturnType__history | None: ...
 
 Global___EncodeRequest: _TypeAlias = EncodeRequest  # noqa: Y015
 
@@ -96,6 +105,9 @@ class EncodeReply(_message.Message):
     TRAFFIC_CLASS_FIELD_NUMBER: _builtins.int
     OUTPUT_STATE_FIELD_NUMBER: _builtins.int
     CACHE_KEY_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    NEEDED_RESPONSE_ID_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as served, after aliases"""
     token_ids: _builtins.bytes
@@ -106,11 +118,23 @@ class EncodeReply(_message.Message):
     output_state: _builtins.bytes
     cache_key: _builtins.str
     """Set by MESSAGES and RESPONSES clients, absent otherwise. An opaque tenant-chosen key for affinity."""
+    needed_response_id: _builtins.str
+    """The body goes on with this stored response and `history` was absent: nothing else of this reply is set, ask
+    again with it.
+    """
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Item]: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling:
         """stop_token_ids already hold the model's end-of-turn tokens"""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was changed or has no effect here, in words for the caller; goes into the route receipt."""
+
+    @_builtins.property
+    def storage(self) -> Global___Storage:
+        """RESPONSES only"""
 
     def __init__(
         self,
@@ -123,31 +147,90 @@ class EncodeReply(_message.Message):
         traffic_class: _common_pb2.TrafficClass.ValueType = ...,
         output_state: _builtins.bytes = ...,
         cache_key: _builtins.str | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        needed_response_id: _builtins.str | None = ...,
+        storage: Global___Storage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "cache_key", b"cache_key", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "_needed_response_id", b"_needed_response_id", "_storage", b"_storage", "cache_key", b"cache_key", "needed_response_id", b"needed_response_id", "sampling", b"sampling", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "cache_key", b"cache_key", "items", b"items", "model", b"model", "output_state", b"output_state", "sampling", b"sampling", "stream", b"stream", "token_ids", b"token_ids", "traffic_class", b"traffic_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "_needed_response_id", b"_needed_response_id", "_storage", b"_storage", "cache_key", b"cache_key", "items", b"items", "model", b"model", "needed_response_id", b"needed_response_id", "notes", b"notes", "output_state", b"output_state", "sampling", b"sampling", "storage", b"storage", "stream", b"stream", "token_ids", b"token_ids", "traffic_class", b"traffic_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_key: _TypeAlias = _typing.Literal["cache_key"]  # noqa: Y015
     _WhichOneofArgType__cache_key: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key"]  # noqa: Y015
+    _WhichOneofReturnType__needed_response_id: _TypeAlias = _typing.Literal["needed_response_id"]  # noqa: Y015
+    _WhichOneofArgType__needed_response_id: _TypeAlias = _typing.Literal["_needed_response_id", b"_needed_response_id"]  # noqa: Y015
+    _WhichOneofReturnType__storage: _TypeAlias = _typing.Literal["storage"]  # noqa: Y015
+    _WhichOneofArgType__storage: _TypeAlias = _typing.Literal["_storage", b"_storage"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_key) -> _WhichOneofReturnType__cache_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__needed_response_id) -> _WhichOneofReturnType__needed_response_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___EncodeReply: _TypeAlias = EncodeReply  # noqa: Y015
+
+@_typing.final
+class Storage(_message.Message):
+    """What the gateway keeps of a Responses request. Every body is JSON and opaque to it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_ITEMS_FIELD_NUMBER: _builtins.int
+    IS_STORED_FIELD_NUMBER: _builtins.int
+    IS_BACKGROUND_FIELD_NUMBER: _builtins.int
+    PREVIOUS_RESPONSE_ID_FIELD_NUMBER: _builtins.int
+    PENDING_BODY_FIELD_NUMBER: _builtins.int
+    LOST_BODY_FIELD_NUMBER: _builtins.int
+    input_items: _builtins.bytes
+    """JSON array, each item with its id"""
+    is_stored: _builtins.bool
+    """the client may ask for the response later"""
+    is_background: _builtins.bool
+    """the client does not wait: it is answered with pending_body"""
+    previous_response_id: _builtins.str
+    pending_body: _builtins.bytes
+    """the response while it is generated"""
+    lost_body: _builtins.bytes
+    """the response when whoever generated it is gone"""
+    def __init__(
+        self,
+        *,
+        input_items: _builtins.bytes = ...,
+        is_stored: _builtins.bool = ...,
+        is_background: _builtins.bool = ...,
+        previous_response_id: _builtins.str | None = ...,
+        pending_body: _builtins.bytes = ...,
+        lost_body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_response_id", b"_previous_response_id", "previous_response_id", b"previous_response_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_response_id", b"_previous_response_id", "input_items", b"input_items", "is_background", b"is_background", "is_stored", b"is_stored", "lost_body", b"lost_body", "pending_body", b"pending_body", "previous_response_id", b"previous_response_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__previous_response_id: _TypeAlias = _typing.Literal["previous_response_id"]  # noqa: Y015
+    _WhichOneofArgType__previous_response_id: _TypeAlias = _typing.Literal["_previous_response_id", b"_previous_response_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_response_id) -> _WhichOneofReturnType__previous_response_id | None: ...
+
+Global___Storage: _TypeAlias = Storage  # noqa: Y015
 
 @_typing.final
 class CountReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    body: _builtins.bytes
+    """the answer in the API's shape; empty for APIs that do not count"""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
+        body: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,6 +295,7 @@ class OpenStream(_message.Message):
     HIT_TOKENS_FIELD_NUMBER: _builtins.int
     PRIOR_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IS_RESUMED_FIELD_NUMBER: _builtins.int
+    PRIOR_EVENTS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     output_state: _builtins.bytes
     prompt_tokens: _builtins.int
@@ -222,6 +306,8 @@ class OpenStream(_message.Message):
     """The client already has the opening events of this stream (the role of Chat Completions): they do not come
     out again, also when there are no prior tokens yet.
     """
+    prior_events: _builtins.int
+    """Events that the client already has (sum of event_counts): numbering goes on after them."""
     def __init__(
         self,
         *,
@@ -231,10 +317,11 @@ class OpenStream(_message.Message):
         hit_tokens: _builtins.int = ...,
         prior_token_ids: _builtins.bytes = ...,
         is_resumed: _builtins.bool = ...,
+        prior_events: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_tokens", b"hit_tokens", "is_resumed", b"is_resumed", "output_state", b"output_state", "prior_token_ids", b"prior_token_ids", "prompt_tokens", b"prompt_tokens", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_tokens", b"hit_tokens", "is_resumed", b"is_resumed", "output_state", b"output_state", "prior_events", b"prior_events", "prior_token_ids", b"prior_token_ids", "prompt_tokens", b"prompt_tokens", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,6 +385,7 @@ class ConverseReply(_message.Message):
     CLOSED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PARSED_TOKENS_FIELD_NUMBER: _builtins.int
+    EVENT_COUNTS_FIELD_NUMBER: _builtins.int
     stream_ids: _builtins.bytes
     """Columns of equal length n, little-endian uint32: stream_ids[n], lengths[n]; `events` holds the bytes.
     Streaming requests: whole SSE events, ready to be written. Others: the JSON body, once, at the end.
@@ -309,6 +397,8 @@ class ConverseReply(_message.Message):
     events in this message were complete. With that many prior tokens another replica goes on exactly there,
     whatever text was held back. Empty: not told, and such a stream cannot move once events are out.
     """
+    event_counts: _builtins.bytes
+    """fourth column of length n: how many events `events` holds of the stream"""
     @_builtins.property
     def stopped(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoppedStream]:
         """A stop string was found: the gateway aborts the engine request and sends FinishStream. Events of
@@ -333,10 +423,11 @@ class ConverseReply(_message.Message):
         closed: _abc.Iterable[Global___ClosedStream] | None = ...,
         failed: _abc.Iterable[Global___FailedStream] | None = ...,
         parsed_tokens: _builtins.bytes = ...,
+        event_counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "events", b"events", "failed", b"failed", "lengths", b"lengths", "parsed_tokens", b"parsed_tokens", "stopped", b"stopped", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "event_counts", b"event_counts", "events", b"events", "failed", b"failed", "lengths", b"lengths", "parsed_tokens", b"parsed_tokens", "stopped", b"stopped", "stream_ids", b"stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,20 +461,26 @@ class ClosedStream(_message.Message):
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    KEPT_BODY_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     completion_tokens: _builtins.int
     """as counted in the usage that was shown"""
+    kept_body: _builtins.bytes
+    """the response to keep, when Encode asked for it (Storage)"""
     def __init__(
         self,
         *,
         stream_id: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        kept_body: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept_body", b"_kept_body", "kept_body", b"kept_body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_body", b"_kept_body", "completion_tokens", b"completion_tokens", "kept_body", b"kept_body", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kept_body: _TypeAlias = _typing.Literal["kept_body"]  # noqa: Y015
+    _WhichOneofArgType__kept_body: _TypeAlias = _typing.Literal["_kept_body", b"_kept_body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_body) -> _WhichOneofReturnType__kept_body | None: ...
 
 Global___ClosedStream: _TypeAlias = ClosedStream  # noqa: Y015
 

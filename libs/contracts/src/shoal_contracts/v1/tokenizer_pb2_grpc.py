@@ -69,7 +69,7 @@ class TokenizerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Count(self, request, context):
-        """As Encode, but only counts. Same errors.
+        """As Encode, but only counts; fields that concern the answer may be missing. Same errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

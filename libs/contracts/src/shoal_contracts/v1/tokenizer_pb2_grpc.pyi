@@ -4,7 +4,8 @@ isort:skip_file
 The tokenizer: every rule of the three public APIs, in both directions.
 
 Stateless between calls. `output_state` is written by Encode and read by Converse and Format of any
-replica that serves the same model; to everyone else it is opaque. It holds no prompt text.
+replica that serves the same model; to everyone else it is opaque. It holds no prompt text but what the
+Responses API repeats of a request in its answer.
 """
 
 from collections import abc as _abc
@@ -41,7 +42,7 @@ class TokenizerStub:
     Does not know the context length: the gateway compares.
     """
     Count: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.CountReply]
-    """As Encode, but only counts. Same errors."""
+    """As Encode, but only counts; fields that concern the answer may be missing. Same errors."""
     Converse: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.ConverseRequest, _tokenizer_pb2.ConverseReply]
     """One long-lived stream per gateway; each message is what was ready in one turn of the sender's loop.
     The gateway owns stream numbers: unique on this connection, never used again. A broken connection
@@ -62,7 +63,7 @@ class TokenizerAsyncStub(TokenizerStub):
     Does not know the context length: the gateway compares.
     """
     Count: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.CountReply]  # type: ignore[assignment]
-    """As Encode, but only counts. Same errors."""
+    """As Encode, but only counts; fields that concern the answer may be missing. Same errors."""
     Converse: _aio.StreamStreamMultiCallable[_tokenizer_pb2.ConverseRequest, _tokenizer_pb2.ConverseReply]  # type: ignore[assignment]
     """One long-lived stream per gateway; each message is what was ready in one turn of the sender's loop.
     The gateway owns stream numbers: unique on this connection, never used again. A broken connection
@@ -92,7 +93,7 @@ class TokenizerServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.CountReply, _abc.Awaitable[_tokenizer_pb2.CountReply]]:
-        """As Encode, but only counts. Same errors."""
+        """As Encode, but only counts; fields that concern the answer may be missing. Same errors."""
 
     @_abc_1.abstractmethod
     def Converse(

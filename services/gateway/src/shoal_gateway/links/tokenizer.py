@@ -6,21 +6,28 @@ docs/decisions/0013-tokens-travel-in-batches.md
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shoal_contracts.errors import ERRORS, ShoalError, Unavailable, from_failure
 from shoal_contracts.ids import pack_u32
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_contracts.v1 import fleet_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from shoal_gateway.links.peers import Channels, spawn_if_open, usable
-from shoal_gateway.links.wire import split_events, to_finish_stream, to_open_stream, to_prompt
+from shoal_gateway.links.wire import split_events, to_encode_request, to_encoded, to_finish_stream, to_open_stream
 from shoal_gateway.ports import Ending, EventSink
-from shoal_gateway.request import TOKEN_BYTES, Opening, Prompt, TokenBatch
+from shoal_gateway.request import TOKEN_BYTES, BodyToEncode, HistoryNeeded, Opening, Prompt, TokenBatch
 from shoal_runtime.grpc import call, connect
 from shoal_runtime.presence import Fleet, Member
 from shoal_runtime.process import Process
 from shoal_runtime.streams import DuplexStream, TurnWriter
+
+if TYPE_CHECKING:
+    from shoal_contracts.v1.tokenizer_pb2_grpc import TokenizerAsyncStub as _Stub
+
+Reply = TypeVar("Reply")
+_Method: TypeAlias = Callable[..., Awaitable[Reply]]
 
 DROP_BYTES = 4
 TOKENS_OVERHEAD_BYTES = 8
@@ -104,15 +111,17 @@ class _TokenizerConnection:
         await self._channel.close()
 
     def _on_reply(self, reply: tokenizer_pb2.ConverseReply) -> None:
-        for stream_id, events, parsed_tokens in split_events(reply):
+        for stream_id, events, parsed_tokens, event_count in split_events(reply):
             if (stream := self._streams.get(stream_id)) is not None:
-                stream.sink.on_events(events, parsed_tokens)
+                stream.sink.on_events(events, parsed_tokens, event_count)
         for stopped in reply.stopped:
             if (stream := self._streams.get(stopped.stream_id)) is not None:
                 stream.sink.on_stopped()
         for closed in reply.closed:
             if (stream := self._streams.pop(closed.stream_id, None)) is not None:
-                stream.sink.on_closed(closed.completion_tokens)
+                stream.sink.on_closed(
+                    closed.completion_tokens, closed.kept_body if closed.HasField("kept_body") else None
+                )
         for failed in reply.failed:
             if (stream := self._streams.pop(failed.stream_id, None)) is not None:
                 stream.sink.on_failed(from_failure(failed.failure))
@@ -137,15 +146,16 @@ class TokenizerLinks:
         fleet.on_change(self._on_change)
         process.stack.push_async_callback(self.close)
 
-    async def encode(self, body: bytes, request_id: str) -> Prompt:
+    async def encode(self, work: BodyToEncode) -> Prompt | HistoryNeeded:
+        return to_encoded(await self._ask(work, lambda stub: stub.Encode))
+
+    async def count(self, work: BodyToEncode) -> bytes:
+        return (await self._ask(work, lambda stub: stub.Count)).body
+
+    async def _ask(self, work: BodyToEncode, choose: Callable[["_Stub"], _Method[Reply]]) -> Reply:
         """Another tokenizer is asked where that may help, while time is left: a body that silences one may silence
         all. Raises the last error."""
-        request = tokenizer_pb2.EncodeRequest(
-            api=tokenizer_pb2.CHAT_COMPLETIONS,
-            body=body,
-            request_id=request_id,
-            created_s=int(self._process.clock.now()),
-        )
+        request = to_encode_request(work, created_s=int(self._process.clock.now()))
         error: ShoalError = Unavailable(pb.UNAVAILABLE, "no tokenizer is ready; try again", retry_after_s=1)
         clock = self._process.clock
         until_s = clock.monotonic() + SILENT_TOKENIZERS * self._encode_s
@@ -159,7 +169,7 @@ class TokenizerLinks:
                 continue
             stub = tokenizer_pb2_grpc.TokenizerStub(self._channels.get(member))
             try:
-                return to_prompt(await call(stub.Encode, request, timeout_s=min(self._encode_s, left_s)))
+                return await call(choose(stub), request, timeout_s=min(self._encode_s, left_s))
             except ShoalError as failed:
                 error = failed
                 if failed.code == pb.MODEL_NOT_FOUND:

@@ -5,11 +5,24 @@ docs/decisions/0013-tokens-travel-in-batches.md
 
 from collections.abc import Iterator
 
+import msgspec
+
 from shoal_contracts.errors import ShoalError, from_failure, to_failure
 from shoal_contracts.ids import unpack_u32
 from shoal_contracts.v1 import common_pb2, decode_pb2, prefill_pb2, tokenizer_pb2
 from shoal_gateway.ports import Ending, EndReason
-from shoal_gateway.request import TOKEN_BYTES, Opening, Placement, PrefillDone, PrefillWork, Prompt
+from shoal_gateway.request import (
+    TOKEN_BYTES,
+    Api,
+    BodyToEncode,
+    HistoryNeeded,
+    Opening,
+    Placement,
+    PrefillDone,
+    PrefillWork,
+    Prompt,
+    Storage,
+)
 from shoal_kvblocks import Item
 from shoal_policy import TrafficClass
 from shoal_runtime.tracing import traceparent
@@ -31,6 +44,35 @@ STORED = {
     prefill_pb2.STORED_YES: "yes",
     prefill_pb2.STORED_NONE: "none",
 }
+WIRE_APIS = {
+    Api.CHAT_COMPLETIONS: tokenizer_pb2.CHAT_COMPLETIONS,
+    Api.COMPLETIONS: tokenizer_pb2.COMPLETIONS,
+    Api.RESPONSES: tokenizer_pb2.RESPONSES,
+    Api.MESSAGES: tokenizer_pb2.MESSAGES,
+}
+
+
+class _Named(msgspec.Struct):
+    """What the gateway reads of a response object."""
+
+    id: str
+
+
+_read_name = msgspec.json.Decoder(_Named).decode
+
+
+def to_encode_request(work: BodyToEncode, created_s: int) -> tokenizer_pb2.EncodeRequest:
+    return tokenizer_pb2.EncodeRequest(
+        api=WIRE_APIS[work.api],
+        body=work.body,
+        request_id=work.request_id,
+        created_s=created_s,
+        history=work.history,
+    )
+
+
+def to_encoded(reply: tokenizer_pb2.EncodeReply) -> Prompt | HistoryNeeded:
+    return HistoryNeeded(reply.needed_response_id) if reply.HasField("needed_response_id") else to_prompt(reply)
 
 
 def to_prompt(reply: tokenizer_pb2.EncodeReply) -> Prompt:
@@ -44,6 +86,21 @@ def to_prompt(reply: tokenizer_pb2.EncodeReply) -> Prompt:
         traffic_class=TRAFFIC_CLASSES.get(reply.traffic_class, TrafficClass.CHAT),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         items=tuple(Item(item.offset_tokens, item.length_tokens, item.identifier) for item in reply.items),
+        notes=tuple(reply.notes),
+        is_constrained=sampling.HasField("constraint"),
+        storage=to_storage(reply.storage) if reply.HasField("storage") and reply.storage.is_stored else None,
+    )
+
+
+def to_storage(storage: tokenizer_pb2.Storage) -> Storage:
+    """ValueError when the tokenizer's response object has no id."""
+    return Storage(
+        response_id=_read_name(storage.pending_body).id,
+        input_items=storage.input_items,
+        is_background=storage.is_background,
+        previous_response_id=storage.previous_response_id if storage.HasField("previous_response_id") else None,
+        pending_body=storage.pending_body,
+        lost_body=storage.lost_body,
     )
 
 
@@ -70,6 +127,8 @@ def to_generate_request(placement: Placement) -> decode_pb2.GenerateRequest:
 
 
 def to_prefill_job(work: PrefillWork, answer_subject: str) -> prefill_pb2.PrefillJob:
+    sampling = common_pb2.Sampling.FromString(work.prompt.sampling)
+    sampling.ClearField("constraint")  # it is about the answer, of which prefill makes none
     return prefill_pb2.PrefillJob(
         request_id=work.request_id,
         pool=work.pool,
@@ -78,7 +137,7 @@ def to_prefill_job(work: PrefillWork, answer_subject: str) -> prefill_pb2.Prefil
         cache_salt=work.cache_salt,
         token_ids=work.prompt.token_ids,
         items=to_wire_items(work.prompt),
-        sampling=common_pb2.Sampling.FromString(work.prompt.sampling),
+        sampling=sampling,
         budget_ms=round(work.budget_s * 1000),
         traffic_class=WIRE_TRAFFIC_CLASSES[work.traffic_class],
         expected_hit_tokens=work.expected_hit_tokens,
@@ -109,6 +168,7 @@ def to_open_stream(stream_id: int, opening: Opening) -> tokenizer_pb2.OpenStream
         hit_tokens=opening.hit_tokens,
         prior_token_ids=opening.prior_token_ids,
         is_resumed=opening.is_resumed,
+        prior_events=opening.prior_events,
     )
 
 
@@ -138,13 +198,15 @@ def split_tokens(stream_ids: bytes, counts: bytes, token_ids: bytes) -> Iterator
         start = end
 
 
-def split_events(reply: tokenizer_pb2.ConverseReply) -> Iterator[tuple[int, bytes, int | None]]:
-    """(stream id, its events, tokens parsed so far) of each column entry. ValueError when the columns do not fit."""
+def split_events(reply: tokenizer_pb2.ConverseReply) -> Iterator[tuple[int, bytes, int | None, int]]:
+    """(stream id, its events, tokens parsed so far, how many events) of each column entry. ValueError when the columns
+    do not fit."""
     streams, lengths = unpack_u32(reply.stream_ids), unpack_u32(reply.lengths)
     parsed = unpack_u32(reply.parsed_tokens) if reply.parsed_tokens else [None] * len(streams)
+    counts = unpack_u32(reply.event_counts) if reply.event_counts else [0] * len(streams)
     if sum(lengths) != len(reply.events):
         raise ValueError("event columns do not fit")
     start = 0
-    for stream_id, length, parsed_tokens in zip(streams, lengths, parsed, strict=True):
-        yield stream_id, reply.events[start : start + length], parsed_tokens
+    for stream_id, length, parsed_tokens, count in zip(streams, lengths, parsed, counts, strict=True):
+        yield stream_id, reply.events[start : start + length], parsed_tokens, count
         start += length

@@ -4,11 +4,12 @@ Tokens and events pass through in the links' callbacks, without a task of this r
 as a signal to ``run``, in order: the end of generating, a stop string, a lost worker or tokenizer, a client that does
 not read. A lost decode worker means another placement with the tokens so far; a lost tokenizer another stream with
 what the client has seen as prior tokens. ``abort`` must be called at the end, however it came: it stops what is left.
-docs/decisions/0013-tokens-travel-in-batches.md
+Where the response is kept (``keep``), the last events wait until that is done: the client may name it in its next turn.
+docs/decisions/0013-tokens-travel-in-batches.md, docs/decisions/0033-stored-responses.md
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal_contracts.errors import ERRORS, Interrupted, ShoalError, Unavailable
@@ -30,7 +31,7 @@ from shoal_runtime.clock import Clock
 
 MAX_SIGNALS = 64  # each is the end of something that was started a bounded number of times
 CLOSE_S = 10.0  # from the last token to the last event
-FAILURE_EVENT_S = 1.0
+END_EVENT_S = 1.0
 REOPEN_EACH_S = 0.1
 
 
@@ -77,6 +78,7 @@ class _Stopped:
 @dataclass(frozen=True, slots=True)
 class _Closed:
     completion_tokens: int
+    kept_body: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,11 @@ class AnswerStream:
         self._lost_tokenizers: frozenset[str] = frozenset()
         self._ending: Ending | None = None
         self._is_too_slow = False
+        self._held: list[tuple[bytes, int]] = []  # last events, and how many they are
+        self._is_closed = False
         self.transcript = Transcript()
         self.on_first_token: Callable[[], None] | None = None
+        self.keep: Callable[[bytes], Awaitable[None]] | None = None
 
     async def run(self) -> None:
         """Return when the client has, or will be written, every event. Raises what ended it otherwise."""
@@ -121,31 +126,54 @@ class AnswerStream:
         while True:
             signal = await self._next_signal()
             if isinstance(signal, _Closed):
-                self._receipt.completion_tokens = signal.completion_tokens
+                await self._close(signal)
                 return
             await self._handle(signal)
 
-    async def tell_failure(self, error: ShoalError) -> bool:
-        """Have the tokenizer write ``error`` as the last event; False when it cannot, or the client would not read."""
+    async def tell_end(self, reason: EndReason, failure: ShoalError | None = None) -> bool:
+        """Have the tokenizer write that the answer failed, or was cancelled; also after ``abort``. False when it cannot,
+        or the client would not read."""
         self._cancel_placed()
-        if self._is_too_slow:
-            return False
-        self._ending = Ending(EndReason.FAILURE, failure=error, receipt_json=self._describe())
+        while not self._signals.empty():
+            signal = self._signals.get_nowait()
+            if isinstance(signal, _Closed):
+                await self._close(signal)
+        if self._is_closed or self._is_too_slow:
+            return self._is_closed
+        self._ending = Ending(reason, failure=failure, receipt_json=self._describe())
         try:
             if self._events is None:
                 self._open()
             else:
                 self._events.finish(self._ending)
-            async with asyncio.timeout(FAILURE_EVENT_S):
-                return await self._is_closed_well()
+            async with asyncio.timeout(END_EVENT_S):
+                closed = await self._next_closed()
         except (TimeoutError, ShoalError):
-            return False
+            closed = None
+        if closed is not None:
+            await self._close(closed)
+        self._release()
+        return closed is not None
 
-    async def _is_closed_well(self) -> bool:
+    async def _next_closed(self) -> _Closed | None:
         while True:
             signal = await self._signals.get()
-            if isinstance(signal, _Closed | _TokenizerLost | _ClientTooSlow):
-                return isinstance(signal, _Closed)
+            if isinstance(signal, _Closed):
+                return signal
+            if isinstance(signal, _TokenizerLost | _ClientTooSlow):
+                return None
+
+    async def _close(self, closed: _Closed) -> None:
+        self._is_closed = True
+        self._receipt.completion_tokens = closed.completion_tokens
+        if self.keep is not None and closed.kept_body is not None:
+            await self.keep(closed.kept_body)
+        self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for events, event_count in held:
+            self._put(events, event_count)
 
     def abort(self) -> None:
         """Stop what still runs for this request. Idempotent."""
@@ -187,18 +215,24 @@ class AnswerStream:
 
     # The events' sink.
 
-    def on_events(self, events: bytes, parsed_tokens: int | None) -> None:
-        self.transcript.show(parsed_tokens)
-        if not self._peers.client.put(events) and not self._is_too_slow:
+    def on_events(self, events: bytes, parsed_tokens: int | None, event_count: int) -> None:
+        self.transcript.show(parsed_tokens, event_count)
+        if self.keep is not None and self._ending is not None:
+            self._held.append((events, event_count))
+        else:
+            self._put(events, event_count)
+
+    def _put(self, events: bytes, event_count: int) -> None:
+        if not self._peers.client.put(events, event_count) and not self._is_too_slow:
             self._is_too_slow = True
             self._signals.put_nowait(_ClientTooSlow())
 
     def on_stopped(self) -> None:
         self._signals.put_nowait(_Stopped())
 
-    def on_closed(self, completion_tokens: int) -> None:
+    def on_closed(self, completion_tokens: int, kept_body: bytes | None) -> None:
         self._events = None
-        self._signals.put_nowait(_Closed(completion_tokens))
+        self._signals.put_nowait(_Closed(completion_tokens, kept_body))
 
     def on_failed(self, error: ShoalError) -> None:
         if self._events is not None:
@@ -260,6 +294,8 @@ class AnswerStream:
         if self.transcript.completion_tokens >= self._most_tokens():
             self._finish(EndReason.LENGTH)  # only the end of the stream was lost
             return
+        if self._plan.prompt.is_constrained and self.transcript.completion_tokens:
+            raise error  # an engine begins its grammar at the first token: elsewhere nobody knows how far it was
         self._receipt.note(Fallback.DECODE_RESUMED)
         await self._place()
 
@@ -279,6 +315,7 @@ class AnswerStream:
             hit_tokens=self._receipt.hit_tokens or 0,
             prior_token_ids=transcript.prior_token_ids(),
             is_resumed=transcript.has_events,
+            prior_events=transcript.shown_events,
         )
         rest = transcript.rest()
         self._events = self._peers.tokenizers.open(opening, self, avoid=self._lost_tokenizers)

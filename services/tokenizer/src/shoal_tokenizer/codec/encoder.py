@@ -1,31 +1,15 @@
-"""Cutting a rendered prompt at its control tokens, and encoding the pieces.
+"""Encoding the pieces of a rendered prompt: the same for every model family."""
 
-Only what the template's author wrote is searched for control tokens; all text between two of them, whoever wrote
-it, is one segment without any, so that ids equal those of a reference tokenizer on the whole prompt.
-"""
-
-import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import fastokens
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1.common_pb2 import CONTEXT_LENGTH_EXCEEDED, INVALID_REQUEST
 from shoal_tokenizer.codec.api import Segment
-from shoal_tokenizer.codec.prompt_text import PromptText
 
 PORTION_CHARS = 32_768  # about ten milliseconds, also of the worst text
-
-
-@dataclass(frozen=True, slots=True)
-class _Marker:
-    takes_left_space: bool
-    takes_right_space: bool
-    is_whole_word: bool
-    is_text: bool  # a run of spaces: ordinary text with an id of its own, whoever wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,65 +35,6 @@ class PromptBound:
             )
 
 
-class Markers:
-    """The added tokens of a tokenizer, found as its reference implementation finds them: leftmost, longest."""
-
-    def __init__(self, added_tokens: Sequence[Mapping[str, Any]]) -> None:
-        self._by_text = {
-            token["content"]: _Marker(
-                bool(token.get("lstrip")),
-                bool(token.get("rstrip")),
-                bool(token.get("single_word")),
-                not token.get("special") and not token["content"].strip(),
-            )
-            for token in added_tokens
-            if token["content"]
-        }
-        longest_first = sorted(self._by_text, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self._has_text_markers = any(marker.is_text for marker in self._by_text.values())
-
-    def cut(self, text: PromptText) -> list[Segment]:
-        """Alternate text without control tokens and single control tokens."""
-        plain = str.__str__(text)
-        segments: list[Segment] = []
-        end = 0
-        for match in self._find(plain, text.ranges):
-            marker = self._by_text[match.group()]
-            start, stop = match.span()
-            if start < end or (marker.is_whole_word and _touches_word(plain, start, stop)):
-                continue
-            while marker.takes_left_space and start > end and plain[start - 1].isspace():
-                start -= 1
-            while marker.takes_right_space and stop < len(plain) and plain[stop].isspace():
-                stop += 1
-            if start > end:
-                segments.append((plain[end:start], False))
-            segments.append((match.group(), True))
-            end = stop
-        if end < len(plain):
-            segments.append((plain[end:], False))
-        return segments
-
-    def _find(self, text: str, ranges: Sequence[tuple[int, int]]) -> Iterator[re.Match[str]]:
-        if self._pattern is None:
-            return
-        if not self._has_text_markers:
-            for a, b in ranges:
-                yield from self._pattern.finditer(text, a, b)
-            return
-        starts = [a for a, _b in ranges]
-        for match in self._pattern.finditer(text):
-            before = bisect_right(starts, match.start()) - 1
-            is_authors = before >= 0 and match.end() <= ranges[before][1]
-            if is_authors or self._by_text[match.group()].is_text:
-                yield match
-
-
-def _touches_word(text: str, start: int, stop: int) -> bool:
-    return bool(re.match(r"\w", text[start - 1 : start]) or re.match(r"\w", text[stop : stop + 1]))
-
-
 class FastEncoder:
     """``SegmentEncoder`` on fastokens; shared by all threads.
 
@@ -128,6 +53,12 @@ class FastEncoder:
         try:
             for portion in _portions(segments):
                 ids += self._encode_portion(portion)
+        except UnicodeEncodeError as error:
+            raise BadRequest(
+                INVALID_REQUEST,
+                "The messages have half of a surrogate pair (\\ud800 to \\udfff), which is no character.",
+                param="messages",
+            ) from error
         except ValueError as error:  # fastokens: its expressions gave up, as on a million spaces in a row
             raise BadRequest(
                 INVALID_REQUEST,

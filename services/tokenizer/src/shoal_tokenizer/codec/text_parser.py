@@ -8,18 +8,17 @@ still become a stop string. An unfinished character at the end of an answer is d
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
-from shoal_tokenizer.codec.api import Delta, ShownToken, TokenLogprob
+from shoal_tokenizer.codec.api import Delta, ShownToken, Text, TokenLogprob
 from shoal_tokenizer.codec.vocabulary import Vocabulary
 
-_NO_LOGPROB = TokenLogprob(-9999.0, (), ())  # what OpenAI writes for a token without a known probability
+NO_LOGPROB = TokenLogprob(-9999.0, (), ())  # what OpenAI writes for a token without a known probability
 
 
 class TextParser:
     """``OutputParser`` of one answer; used by one task."""
 
     __slots__ = (
-        "_held_bytes",
-        "_is_first_space_due",
+        "_characters",
         "_pending",
         "_seen_chars",
         "_shown_chars",
@@ -27,19 +26,19 @@ class TextParser:
         "_vocabulary",
         "_wants_tokens",
         "completion_tokens",
+        "reasoning_tokens",
         "stop_string",
     )
 
     def __init__(self, vocabulary: Vocabulary, stop_strings: Sequence[str], wants_tokens: bool) -> None:
         self.stop_string: str | None = None
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self._vocabulary = vocabulary
         self._stops = StopStrings(stop_strings) if stop_strings else None
         self._wants_tokens = wants_tokens
-        self._held_bytes = b""
-        self._is_first_space_due = vocabulary.is_first_space_dropped
-        # Tokens whose text is withheld wait for it: (first character of the token's text, token).
-        self._pending: list[tuple[int, ShownToken]] = []
+        self._characters = Characters(vocabulary.is_first_space_dropped)
+        self._pending = PendingTokens()
         self._seen_chars = 0
         self._shown_chars = 0
 
@@ -48,58 +47,90 @@ class TextParser:
             return Delta()
         if self._stops is None and not self._wants_tokens:
             self.completion_tokens += len(token_ids)
-            return Delta(self._decode(self._vocabulary.join(token_ids)))
+            return _delta(self._characters.push(self._vocabulary.join(token_ids)))
         text = ""
         for index, token_id in enumerate(token_ids):
-            logprob = logprobs[index] if index < len(logprobs) else _NO_LOGPROB
+            logprob = logprobs[index] if index < len(logprobs) else NO_LOGPROB
             text += self._push_one(token_id, logprob)
             if self.stop_string is not None:
                 break
         self._shown_chars += len(text)
-        return Delta(text, self._take_shown())
+        return _delta(text, [token for _start, token in self._pending.take(self._shown_chars)])
 
     def close(self) -> Delta:
-        text = ""
-        if self._stops is not None and self.stop_string is None:
-            text = self._stops.rest()
-        tokens = [token for _start, token in self._pending] if self.stop_string is None else []
-        self._pending = []
-        return Delta(text, tokens)
+        if self.stop_string is not None:
+            return Delta()
+        text = self._stops.rest() if self._stops is not None else ""
+        return _delta(text, [token for _start, token in self._pending.take(None)])
 
     def _push_one(self, token_id: int, logprob: TokenLogprob) -> str:
         self.completion_tokens += 1
         start = self._seen_chars
-        text = self._decode(self._vocabulary.join((token_id,)))
+        text = self._characters.push(self._vocabulary.join((token_id,)))
         self._seen_chars += len(text)
         if self._wants_tokens:
-            self._pending.append((start, self._show(token_id, logprob)))
+            self._pending.put(start, show_token(self._vocabulary, token_id, logprob))
         if self._stops is None:
             return text
         text, self.stop_string = self._stops.push(text)
         return text
 
-    def _show(self, token_id: int, logprob: TokenLogprob) -> ShownToken:
-        spelling = self._vocabulary.spelling
-        top = [(spelling(i), p) for i, p in zip(logprob.top_ids, logprob.top_logprobs, strict=False)]
-        return ShownToken(spelling(token_id), logprob.logprob, top)
 
-    def _take_shown(self) -> list[ShownToken]:
-        """Tokens that began before the end of what was shown; the rest waits for its text."""
-        count = 0
-        while count < len(self._pending) and self._pending[count][0] < self._shown_chars:
-            count += 1
-        shown = [token for _start, token in self._pending[:count]]
-        del self._pending[:count]
-        return shown
+def _delta(text: str, tokens: list[ShownToken] | None = None) -> Delta:
+    return Delta([Text(text)] if text else [], tokens or [])
 
-    def _decode(self, new_bytes: bytes) -> str:
-        new_bytes = self._held_bytes + new_bytes
-        text, used = utf_8_decode(new_bytes, "replace", False)
-        self._held_bytes = new_bytes[used:]
+
+def show_token(vocabulary: Vocabulary, token_id: int, logprob: TokenLogprob) -> ShownToken:
+    """A generated token and its likeliest rivals, spelled out."""
+    spelling = vocabulary.spelling
+    top = [(spelling(i), p) for i, p in zip(logprob.top_ids, logprob.top_logprobs, strict=False)]
+    return ShownToken(spelling(token_id), logprob.logprob, top)
+
+
+class Characters:
+    """Bytes -> text. Holds back the bytes of an unfinished character, three at most."""
+
+    __slots__ = ("_held", "_is_first_space_due")
+
+    def __init__(self, is_first_space_dropped: bool) -> None:
+        self._held = b""
+        self._is_first_space_due = is_first_space_dropped
+
+    def push(self, added: bytes) -> str:
+        added = self._held + added
+        text, used = utf_8_decode(added, "replace", False)
+        self._held = added[used:]
         if self._is_first_space_due and text:
             self._is_first_space_due = False
             return text.removeprefix(" ")
         return text
+
+    def flush(self) -> str:
+        """No more bytes of the unfinished character come."""
+        held, self._held = self._held, b""
+        return utf_8_decode(held, "replace", True)[0]
+
+
+class PendingTokens:
+    """Tokens that wait until it is known whether their text is shown: (first character of it, token)."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[int, ShownToken]] = []
+
+    def put(self, start: int, token: ShownToken) -> None:
+        self._tokens.append((start, token))
+
+    def take(self, end: int | None) -> list[tuple[int, ShownToken]]:
+        """Those that begin before the character ``end``; None: all."""
+        tokens = self._tokens
+        count = len(tokens)
+        if end is not None:
+            count = next((n for n, (start, _token) in enumerate(tokens) if start >= end), count)
+        taken = tokens[:count]
+        del tokens[:count]
+        return taken
 
 
 class StopStrings:
@@ -122,7 +153,7 @@ class StopStrings:
         if best is not None:
             self._held = ""
             return text[: best[1]], best[2]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+        keep = max(longest_end(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -131,12 +162,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of ``text`` that begins ``stop``."""
-        position = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-        while position >= 0:
-            if stop.startswith(text[position:]):
-                return len(text) - position
-            position = text.find(stop[0], position + 1)
+
+def longest_end(text: str, beginning: str) -> int:
+    """Length of the longest end of ``text`` that begins ``beginning``, or is all of it."""
+    if not beginning:
         return 0
+    position = text.find(beginning[0], max(0, len(text) - len(beginning)))
+    while position >= 0:
+        if beginning.startswith(text[position:]):
+            return len(text) - position
+        position = text.find(beginning[0], position + 1)
+    return 0

@@ -1,0 +1,108 @@
+"""Chat Completions: what becomes of every field and kind of a request."""
+
+from shoal_tokenizer.codec.requests.fields import HONOURED, Field, FieldTable, ignored, refused, translated
+from shoal_tokenizer.codec.requests.openai_sampling import SAMPLING_FIELDS, STREAM_FIELDS
+
+_BOOKS = "A label for the provider's own books."
+_EVERY_BLOCK = "Every block of a prompt is kept and found again without it."
+_TEXT_ONLY = "This model takes text only."
+_TOOLS = "Use 'tools' and 'tool_choice'."
+_FORMAT = "Use 'response_format'."
+_AS_IT_CAME = "Clients send it back with an answer; it is no part of the text."
+_SWITCH = "As 'thinking'."
+
+_TOP: dict[str, Field] = {
+    **SAMPLING_FIELDS,
+    "messages": HONOURED,
+    "max_completion_tokens": translated("The same limit as 'max_tokens'; reasoning counts."),
+    "logprobs": HONOURED,
+    "top_logprobs": HONOURED,
+    "tools": HONOURED,
+    "tool_choice": HONOURED,
+    "parallel_tool_calls": translated("False: at most one call an answer, enforced."),
+    "response_format": HONOURED,
+    "reasoning_effort": translated("'none' turns thinking off. A model takes the nearest effort that it knows."),
+    "modalities": translated("['text'] only."),
+    "prompt_cache_key": translated("Requests with one key go to the same workers where that can be chosen."),
+    "safety_identifier": ignored(_BOOKS),
+    "metadata": ignored(_BOOKS),
+    "store": ignored("Chat completions are not kept; the Responses API keeps its answers."),
+    "service_tier": ignored("There is one tier, 'default'."),
+    "prompt_cache_retention": ignored(_EVERY_BLOCK),
+    "prompt_cache_options": ignored(_EVERY_BLOCK),
+    "verbosity": ignored("The model has no such setting: ask for it in a message."),
+    "prediction": ignored("It would only make the answer faster."),
+    "thinking": translated("DeepSeek's switch: 'enabled', 'disabled', or 'adaptive' for the model's own default."),
+    "enable_thinking": translated(_SWITCH),
+    "chat_template_kwargs": translated("'enable_thinking', 'thinking' and 'reasoning_effort'; others are refused."),
+    "continue_final_message": translated("As 'prefix' of the last message."),
+    "add_generation_prompt": translated("False only together with 'continue_final_message'."),
+    "audio": refused(_TEXT_ONLY),
+    "functions": refused(_TOOLS),
+    "function_call": refused(_TOOLS),
+    "web_search_options": refused("There is no web search here: offer a function instead."),
+    "moderation": refused("Nothing is moderated here."),
+    "chat_template": refused("The model's own template is used."),
+    "min_tokens": refused("Use 'logit_bias' or ask for it in a message."),
+    "guided_json": refused(_FORMAT),
+    "guided_regex": refused(_FORMAT),
+    "guided_choice": refused(_FORMAT),
+    "guided_grammar": refused(_FORMAT),
+    "structured_outputs": refused(_FORMAT),
+}
+_MESSAGES: dict[str, Field] = {
+    "messages[].role: system": HONOURED,
+    "messages[].role: developer": translated("As 'system'."),
+    "messages[].role: user": HONOURED,
+    "messages[].role: assistant": HONOURED,
+    "messages[].role: tool": HONOURED,
+    "messages[].role: function": refused(_TOOLS),
+    "messages[].content": HONOURED,
+    "messages[].content[].type: text": translated("Parts are joined by an empty line."),
+    "messages[].content[].type: refusal": translated("As text."),
+    "messages[].content[].type: image_url": refused(_TEXT_ONLY),
+    "messages[].content[].type: input_audio": refused(_TEXT_ONLY),
+    "messages[].content[].type: file": refused(_TEXT_ONLY),
+    "messages[].content[].type: video_url": refused(_TEXT_ONLY),
+    "messages[].content[].prompt_cache_breakpoint": ignored(_EVERY_BLOCK),
+    "messages[].content[].cache_control": ignored(_EVERY_BLOCK),
+    "messages[].name": ignored("Not told to the model; the receipt says so."),
+    "messages[].tool_call_id": translated("Results are put into the order of the calls."),
+    "messages[].tool_calls[].type: function": HONOURED,
+    "messages[].tool_calls[].type: custom": translated("As a call of a function with one string."),
+    "messages[].tool_calls[].index": ignored(_AS_IT_CAME),
+    "messages[].tool_calls[].function.parsed_arguments": ignored(_AS_IT_CAME),
+    "messages[].reasoning_content": HONOURED,
+    "messages[].reasoning": translated("As 'reasoning_content'."),
+    "messages[].prefix": HONOURED,
+    "messages[].refusal": translated("As 'content', where there is none."),
+    "messages[].audio": refused(_TEXT_ONLY),
+    "messages[].function_call": refused(_TOOLS),
+    "messages[].annotations": ignored(_AS_IT_CAME),
+    "messages[].parsed": ignored(_AS_IT_CAME),
+    "messages[].reasoning_details": ignored("It repeats 'reasoning'."),
+    "messages[].provider_specific_fields": ignored(_AS_IT_CAME),
+}
+_OTHERS: dict[str, Field] = {
+    "tools[].type: function": HONOURED,
+    "tools[].type: custom": translated("A function with one string; its calls come out as text again."),
+    "tools[].function.strict": translated("True is enforced."),
+    "tools[].custom.format.type: text": HONOURED,
+    "tools[].custom.format.type: grammar": translated("Told to the model as part of the description, not enforced."),
+    "tools[].cache_control": ignored(_EVERY_BLOCK),
+    "tool_choice: none": translated("The tools stay in the prompt, calls are not made."),
+    "tool_choice: auto": HONOURED,
+    "tool_choice: required": HONOURED,
+    "tool_choice.type: function": HONOURED,
+    "tool_choice.type: custom": HONOURED,
+    "tool_choice.type: allowed_tools": translated("All tools stay in the prompt; only these can be called."),
+    "response_format.type: text": HONOURED,
+    "response_format.type: json_object": HONOURED,
+    "response_format.type: json_schema": HONOURED,
+    "response_format.type: regex": Field(HONOURED.verdict, "DeepSeek's."),
+    "response_format.json_schema.name": ignored("The schema says it all."),
+    "response_format.json_schema.description": ignored("Put it into the schema."),
+    "response_format.json_schema.strict": translated("The schema is enforced, also when it is false."),
+    "thinking.budget_tokens": ignored("Reasoning has no limit of its own."),
+}
+FIELDS: FieldTable = {**_TOP, **STREAM_FIELDS, **_MESSAGES, **_OTHERS}

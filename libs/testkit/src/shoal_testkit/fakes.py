@@ -35,6 +35,7 @@ from shoal_runtime.presence import Announcer, Load, Presence, Role, Served
 from shoal_runtime.process import Process, Service, running
 from shoal_runtime.settings import ServiceSettings
 from shoal_runtime.streams import TurnWriter, serve_stream
+from shoal_testkit import fake_responses
 
 MODEL = "model-under-test"
 BLOCK_TOKENS = 16
@@ -102,6 +103,7 @@ class _OpenAnswer:
     prompt_tokens: int
     hit_tokens: int
     padding: str
+    kept_as: str | None  # request id of a response that is to be kept
     is_stopped: bool = False
 
 
@@ -111,6 +113,7 @@ class FakeTokenizer(FakePeer):
 
     name: str = "tokenizer"
     encode_error: ShoalError | None = None
+    encodes: list[tokenizer_pb2.EncodeRequest] = field(default_factory=list)
     openings: list[tokenizer_pb2.OpenStream] = field(default_factory=list)
     finishes: list[tokenizer_pb2.FinishStream] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)
@@ -119,7 +122,7 @@ class FakeTokenizer(FakePeer):
     async def start(self, process: Process) -> None:
         self.nats = await connect(process, process.settings.nats_url)
         self.server = create_server(process)
-        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_TokenizerApi(self), self.server)  # type: ignore[abstract]  # Count and Format stay unimplemented
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_TokenizerApi(self), self.server)  # type: ignore[abstract]  # Format stays unimplemented
         await self.announce(process, fleet_pb2.TOKENIZER, await serve(process, self.server))
 
 
@@ -128,6 +131,35 @@ class _TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
         self._fake = fake
 
     async def Encode(self, request: tokenizer_pb2.EncodeRequest, context: Any) -> tokenizer_pb2.EncodeReply:
+        body = self._read(request)
+        if body.get("previous_response_id") and not request.HasField("history"):
+            return tokenizer_pb2.EncodeReply(needed_response_id=body["previous_response_id"])
+        storage = fake_responses.storage(request, body)
+        state = {
+            "is_streaming": body.get("stream", False),
+            "stop_token": body.get("stop_token"),
+            "padding": body.get("padding", ""),
+            "kept_as": request.request_id if storage is not None else None,
+        }
+        return tokenizer_pb2.EncodeReply(
+            model=body["model"],
+            token_ids=pack_u32(ord(letter) for letter in fake_responses.prompt_text(request, body)),
+            sampling=common_pb2.Sampling(
+                max_tokens=body.get("max_tokens"), logprobs=body.get("top_logprobs"), constraint=body.get("constraint")
+            ),
+            stream=body.get("stream", False),
+            traffic_class=common_pb2.CHAT,
+            output_state=json.dumps(state).encode(),
+            notes=body.get("notes", ()),
+            storage=storage,
+        )
+
+    async def Count(self, request: tokenizer_pb2.EncodeRequest, context: Any) -> tokenizer_pb2.CountReply:
+        count = len(fake_responses.prompt_text(request, self._read(request)))
+        return tokenizer_pb2.CountReply(prompt_tokens=count, body=json.dumps({"input_tokens": count}).encode())
+
+    def _read(self, request: tokenizer_pb2.EncodeRequest) -> Any:
+        self._fake.encodes.append(request)
         if self._fake.encode_error is not None:
             raise self._fake.encode_error
         try:
@@ -136,17 +168,7 @@ class _TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
             raise BadRequest(common_pb2.INVALID_REQUEST, "the body is not JSON") from None
         if body["model"] != self._fake.model:
             raise BadRequest(common_pb2.MODEL_NOT_FOUND, "no such model", param="model")
-        state = {"is_streaming": body.get("stream", False), "stop_token": body.get("stop_token")}
-        state["padding"] = body.get("padding", "")
-        text = "".join(message["content"] for message in body["messages"])
-        return tokenizer_pb2.EncodeReply(
-            model=body["model"],
-            token_ids=pack_u32(ord(letter) for letter in text),
-            sampling=common_pb2.Sampling(max_tokens=body.get("max_tokens"), logprobs=body.get("top_logprobs")),
-            stream=body.get("stream", False),
-            traffic_class=common_pb2.CHAT,
-            output_state=json.dumps(state).encode(),
-        )
+        return body
 
     async def Converse(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         answers: dict[int, _OpenAnswer] = {}
@@ -170,6 +192,7 @@ class _TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
                 opening.prompt_tokens,
                 opening.hit_tokens,
                 state["padding"],
+                state["kept_as"],
             )
             if answer.is_streaming and not opening.is_resumed:
                 writer.put(_events(opening.stream_id, answer, [{"role": "assistant"}]))
@@ -212,6 +235,7 @@ def _events(stream_id: int, answer: _OpenAnswer, events: list[dict[str, Any]]) -
         lengths=pack_u32([len(written)]),
         events=written,
         parsed_tokens=pack_u32([len(answer.token_ids)]),
+        event_counts=pack_u32([len(events)]),
     )
 
 
@@ -234,7 +258,10 @@ def _close(finish: tokenizer_pb2.FinishStream, answer: _OpenAnswer) -> tokenizer
         written = json.dumps({**end, "tokens": answer.token_ids}).encode()
     reply.events = written
     reply.lengths = pack_u32([len(written)])
-    reply.closed.add(stream_id=finish.stream_id, completion_tokens=len(answer.token_ids))
+    kept_body = None
+    if answer.kept_as is not None:
+        kept_body = fake_responses.response(answer.kept_as, fake_responses.STATUSES[finish.reason], answer.token_ids)
+    reply.closed.add(stream_id=finish.stream_id, completion_tokens=len(answer.token_ids), kept_body=kept_body)
     return reply
 
 

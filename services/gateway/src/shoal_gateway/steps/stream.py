@@ -131,8 +131,8 @@ class AnswerStream:
             await self._handle(signal)
 
     async def tell_end(self, reason: EndReason, failure: ShoalError | None = None) -> bool:
-        """Have the tokenizer write that the answer failed, or was cancelled; also after ``abort``. False when it cannot,
-        or the client would not read."""
+        """Have the tokenizer write that the answer failed, or was cancelled; also after ``abort``. False when it
+        cannot, or the client would not read."""
         self._cancel_placed()
         while not self._signals.empty():
             signal = self._signals.get_nowait()

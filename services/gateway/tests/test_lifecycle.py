@@ -11,12 +11,13 @@ from shoal_contracts.errors import BadRequest
 from shoal_contracts.ids import pack_u32
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.admission import AdmissionGate
+from shoal_gateway.background import BackgroundRuns
 from shoal_gateway.history import AnswerHistory
 from shoal_gateway.lifecycle import Lifecycle, River
 from shoal_gateway.pace import PrefillPaces
 from shoal_gateway.presence import BodyRoom, ClientConnection, PresenceLimits
 from shoal_gateway.receipt import Receipt
-from shoal_gateway.request import BlockClaim, Blocks, Matched, Options, Prompt, RequestPlan, ServedModel
+from shoal_gateway.request import BlockClaim, Blocks, BodyToEncode, Matched, Options, Prompt, RequestPlan, ServedModel
 from shoal_gateway.steps.encode import EncodeStep
 from shoal_gateway.steps.match import Affinity, MatchStep
 from shoal_gateway.steps.settle import SettleStep
@@ -37,8 +38,8 @@ class Peers:
         self.matched: Matched | None = None
         self.settled: list[BlockClaim] = []
 
-    async def encode(self, body: bytes, request_id: str) -> Prompt:
-        self.encoded.append((body, self.room.bytes))
+    async def encode(self, work: BodyToEncode) -> Prompt:
+        self.encoded.append((work.body, self.room.bytes))
         if self.error is not None:
             raise self.error
         return Prompt("model", pack_u32(range(10)), b"", b"", is_streaming=False)
@@ -89,7 +90,7 @@ class Case:
         self.prefill = Prefill()
         river = River(
             admission=self.gate,
-            encode=EncodeStep(self.peers, self.peers),
+            encode=EncodeStep(self.peers, self.peers, self.peers),
             match=MatchStep(self.peers, history, Affinity(AffinityPolicy(), PrefillPaces()), clock),
             prefill=cast(Any, self.prefill),
             place=cast(Any, NowhereToPlace()),
@@ -98,9 +99,11 @@ class Case:
             clock=clock,
             stream_limits=StreamLimits(1, 1, 1.0),
             budget_s=60.0,
+            responses=self.peers,
+            background=BackgroundRuns(cast(Any, None)),
         )
         limits = PresenceLimits(100, 1.0, 5.0, 5.0, 100)
-        self.client = ClientConnection(incoming.get, _unsent, "r1", limits, self.room, lambda: None)
+        self.client = ClientConnection(incoming.get, _unsent, Options("r1"), limits, self.room, lambda: None)
         self.lifecycle = Lifecycle(river, self.client, Options("r1"))
 
 

@@ -8,6 +8,7 @@ import pytest
 from shoal_contracts.errors import BadRequest, Interrupted, Refused
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.presence import KEEP_ALIVE, BodyRoom, ClientConnection, Outbox, PresenceLimits
+from shoal_gateway.request import Api, Options
 from shoal_testkit import settle, until
 
 
@@ -22,6 +23,7 @@ class Http:
         self.readable = asyncio.Event()
         self.readable.set()
         self.is_cut = False
+        self.options = Options("r1")
 
     def leave(self) -> None:
         self.incoming.put_nowait({"type": "http.disconnect"})
@@ -47,7 +49,7 @@ class Http:
         }
         self.room = limits.pop("room", BodyRoom(1000))
         chosen = PresenceLimits(**{**usual, **limits})
-        return ClientConnection(self.incoming.get, self.send, "r1", chosen, self.room, self.cut)
+        return ClientConnection(self.incoming.get, self.send, self.options, chosen, self.room, self.cut)
 
 
 async def test_body_is_put_together() -> None:
@@ -211,6 +213,28 @@ async def test_error_after_the_head_is_the_last_event() -> None:
     await client.fail(Refused(pb.OVERLOADED, "full"))
     assert b"".join(http.bodies).endswith(b"data: [DONE]\n\n")
     assert not http.sent[-1]["more_body"]
+
+
+async def test_error_after_the_head_counts_the_events_before_it() -> None:
+    http = Http()
+    http.options = Options("r1", Api.RESPONSES)
+    client = http.connection()
+    client.begin_events()
+    client.put(b"two events", 2)
+    client.put(b"one event", 1)
+    await settle()
+    await client.fail(Refused(pb.OVERLOADED, "full"))
+    assert b'"sequence_number":3' in http.bodies[-1]
+
+
+async def test_anthropics_clients_find_the_request_id_where_they_look() -> None:
+    http = Http()
+    http.options = Options("r1", Api.MESSAGES)
+    client = http.connection()
+    await client.fail(Refused(pb.OVERLOADED, "full"))
+    client.close()
+    assert {(b"request-id", b"r1"), (b"x-request-id", b"r1")} <= set(http.sent[0]["headers"])
+    assert b'"request_id":"r1"' in http.bodies[0]
 
 
 async def test_outbox_gives_what_is_there_and_never_waits_for_more() -> None:

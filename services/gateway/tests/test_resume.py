@@ -24,7 +24,7 @@ def test_nothing_was_shown_before_the_first_event() -> None:
 
 def test_opening_events_alone_show_no_token() -> None:
     transcript = Transcript()
-    transcript.show(0)
+    transcript.show(0, 1)
     assert transcript.has_events
     assert transcript.prior_token_ids() == b""
 
@@ -32,7 +32,7 @@ def test_opening_events_alone_show_no_token() -> None:
 def test_stream_whose_reach_is_unknown_cannot_move() -> None:
     transcript = Transcript()
     transcript.add(a_batch(1, 2))
-    transcript.show(None)
+    transcript.show(None, 1)
     with pytest.raises(Unavailable):
         transcript.rest()
     assert list(unpack_u32(transcript.token_ids)) == [1, 2]
@@ -40,13 +40,15 @@ def test_stream_whose_reach_is_unknown_cannot_move() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2**32 - 1), max_size=5), st.booleans())))
 def test_shown_and_rest_are_the_whole(steps: list[tuple[list[int], bool]]) -> None:
-    transcript, everything = Transcript(), []
+    transcript, everything, events = Transcript(), [], 0
     for tokens, is_shown in steps:
         transcript.add(a_batch(*tokens))
         everything += tokens
         if is_shown:
-            transcript.show(len(everything) - len(tokens) // 2)
+            transcript.show(len(everything) - len(tokens) // 2, 2)
+            events += 2
         prior, rest = transcript.prior_token_ids(), transcript.rest()
         assert prior + rest.token_ids == transcript.token_ids == pack_u32(everything)
         assert rest.logprobs == a_batch(*unpack_u32(rest.token_ids)).logprobs
     assert transcript.completion_tokens == len(everything)
+    assert transcript.shown_events == events

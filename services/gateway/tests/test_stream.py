@@ -12,7 +12,7 @@ from shoal_contracts.ids import pack_u32, unpack_u32
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import Ending, EndReason, EventSink, Fallback, TokenSink
 from shoal_gateway.receipt import Receipt
-from shoal_gateway.request import Opening, Placement, Prompt, RequestPlan, ServedModel, TokenBatch
+from shoal_gateway.request import BodyToEncode, Opening, Placement, Prompt, RequestPlan, ServedModel, TokenBatch
 from shoal_gateway.steps.place import PlaceLimits, PlaceStep
 from shoal_gateway.steps.stream import AnswerStream, StreamLimits, StreamPeers
 from shoal_policy import DecodeWorkerView, PlacementPolicy
@@ -79,10 +79,10 @@ class Events:
     def write(self) -> None:
         """Everything sent so far becomes an event."""
         parsed = len(self.opening.prior_token_ids) // 4 + len(self.tokens)
-        self.sink.on_events(b"event", parsed)
+        self.sink.on_events(b"event", parsed, 1)
 
-    def close(self) -> None:
-        self.sink.on_closed(len(self.opening.prior_token_ids) // 4 + len(self.tokens))
+    def close(self, kept_body: bytes | None = None) -> None:
+        self.sink.on_closed(len(self.opening.prior_token_ids) // 4 + len(self.tokens), kept_body)
 
 
 @dataclass
@@ -90,8 +90,11 @@ class Tokenizers:
     opened: list[Events] = field(default_factory=list)
     avoided: list[frozenset[str]] = field(default_factory=list)
 
-    async def encode(self, body: bytes, request_id: str) -> Prompt:
+    async def encode(self, work: BodyToEncode) -> Prompt:
         return PROMPT
+
+    async def count(self, work: BodyToEncode) -> bytes:
+        return b""
 
     def open(self, opening: Opening, sink: EventSink, *, avoid: frozenset[str]) -> Events:
         self.avoided.append(avoid)
@@ -116,7 +119,7 @@ class Reader:
 
     def begin_events(self) -> None: ...
 
-    def put(self, events: bytes) -> bool:
+    def put(self, events: bytes, event_count: int = 0) -> bool:
         self.events.append(events)
         return len(self.events) <= self.room
 
@@ -315,6 +318,7 @@ async def test_lost_tokenizer_goes_on_elsewhere_where_the_client_is() -> None:
     assert case.tokenizers.avoided[-1] == {"tokenizer-0"}
     assert list(unpack_u32(second.opening.prior_token_ids)) == [1, 2]
     assert second.opening.is_resumed
+    assert second.opening.prior_events == 1
     assert second.tokens == [3, 4]
     case.placed.sink.on_finished(EndReason.STOP, None)
     await settle()
@@ -354,7 +358,7 @@ async def test_client_that_does_not_read_ends_its_request_alone() -> None:
     error = await case.failure()
     assert error.code == pb.CANCELLED
     assert (case.placed.cancels, case.events.drops) == (1, 1)
-    assert not await case.answer.tell_failure(error)
+    assert not await case.answer.tell_end(EndReason.FAILURE, error)
 
 
 async def test_ending_it_from_outside_stops_both_peers_once() -> None:
@@ -370,11 +374,11 @@ async def test_ending_it_from_outside_stops_both_peers_once() -> None:
 async def test_failure_after_the_head_is_written_by_the_tokenizer() -> None:
     case = Case()
     await settle()
-    telling = asyncio.create_task(case.answer.tell_failure(LOST))
+    telling = asyncio.create_task(case.answer.tell_end(EndReason.FAILURE, LOST))
     await settle()
     [ending] = case.events.endings
     assert (ending.reason, ending.failure) == (EndReason.FAILURE, LOST)
-    case.events.sink.on_closed(0)
+    case.events.sink.on_closed(0, None)
     case.running.cancel()
     await settle()
     telling.cancel()
@@ -392,3 +396,111 @@ async def test_placement_that_ends_at_once_is_not_missed() -> None:
     assert len(case.events.endings) == 1
     case.events.close()
     await case.running
+
+
+class Keeping:
+    """Keeps nothing before it is let."""
+
+    def __init__(self, case: Case) -> None:
+        self.kept: list[bytes] = []
+        self.may_keep = asyncio.Event()
+        case.answer.keep = self.keep
+
+    async def keep(self, body: bytes) -> None:
+        await self.may_keep.wait()
+        self.kept.append(body)
+
+
+async def test_last_events_wait_until_the_response_is_kept() -> None:
+    case = await started()
+    keeping = Keeping(case)
+    case.placed.generate(1)
+    case.events.write()
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.sink.on_events(b"last", 1, 2)
+    case.events.close(b"response")
+    await settle()
+    assert case.client.events == [b"event"]
+    assert not case.running.done()
+    keeping.may_keep.set()
+    await case.running
+    assert case.client.events == [b"event", b"last"]
+    assert keeping.kept == [b"response"]
+
+
+async def test_answer_that_is_not_kept_waits_for_nothing() -> None:
+    case = await started()
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.sink.on_events(b"last", 0, 1)
+    assert case.client.events == [b"last"]
+    case.events.close()
+    await case.running
+
+
+async def test_held_events_go_out_before_the_gateway_tells_a_failure_itself() -> None:
+    case = await started(event_attempts=1)
+    Keeping(case)
+    case.placed.generate(1)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.sink.on_events(b"token", 1, 1)
+    case.events.sink.on_failed(LOST)
+    error = await case.failure()
+    assert case.client.events == []
+    telling = asyncio.create_task(case.answer.tell_end(EndReason.FAILURE, error))
+    await settle()
+    case.events.sink.on_failed(LOST)
+    assert not await telling
+    assert case.client.events == [b"token"]
+
+
+async def test_cancelled_answer_is_told_to_a_tokenizer_that_writes_what_is_kept() -> None:
+    case = await started()
+    keeping = Keeping(case)
+    keeping.may_keep.set()
+    case.placed.generate(1, 2)
+    case.events.write()
+    case.placed.generate(3)
+    case.running.cancel()
+    await settle()
+    assert (case.placed.cancels, case.events.drops) == (1, 1)
+    telling = asyncio.create_task(case.answer.tell_end(EndReason.CANCEL))
+    await settle()
+    assert list(unpack_u32(case.events.opening.prior_token_ids)) == [1, 2]
+    assert case.events.tokens == [3]
+    assert [ending.reason for ending in case.events.endings] == [EndReason.CANCEL]
+    case.events.close(b"cancelled")
+    assert await telling
+    assert keeping.kept == [b"cancelled"]
+
+
+async def test_end_that_came_before_the_cancel_stays() -> None:
+    case = await started()
+    keeping = Keeping(case)
+    keeping.may_keep.set()
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.running.cancel()
+    case.events.close(b"completed")  # both in one turn
+    await settle()
+    assert await case.answer.tell_end(EndReason.CANCEL)
+    assert keeping.kept == [b"completed"]
+    assert len(case.tokenizers.opened) == 1
+
+
+@pytest.mark.parametrize("is_constrained", [False, True])
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_only_an_engine_that_began_a_grammar_can_go_on_with_it(tokens: int, is_constrained: bool) -> None:
+    case = await started(replace(PLAN, prompt=replace(PROMPT, is_constrained=is_constrained)))
+    case.placed.generate(*range(tokens))
+    case.placed.sink.on_lost(LOST)
+    await settle()
+    if tokens and is_constrained:
+        assert await case.failure() is LOST
+        assert len(case.decode.placed) == 1
+        return
+    assert len(case.decode.placed) == 2
+    case.running.cancel()
+    await settle()

@@ -11,12 +11,24 @@ from shoal_contracts.v1 import decode_pb2, prefill_pb2, tokenizer_pb2
 from shoal_gateway.links import wire
 from shoal_gateway.links.tokenizer import _build, _Tokens
 from shoal_gateway.ports import Ending, EndReason
-from shoal_gateway.request import Opening, Placement, PrefillWork, Prompt, TokenBatch
+from shoal_gateway.request import (
+    Api,
+    BodyToEncode,
+    HistoryNeeded,
+    Opening,
+    Placement,
+    PrefillWork,
+    Prompt,
+    Storage,
+    TokenBatch,
+)
 from shoal_kvblocks import Item
 from shoal_policy import TrafficClass
 from shoal_runtime.tracing import TRACEPARENT, extract, start_span
 
-SAMPLING = pb.Sampling(max_tokens=7, temperature=0.5, logit_bias={3: 1.5}, stop_token_ids=[1, 2])
+SAMPLING = pb.Sampling(
+    max_tokens=7, temperature=0.5, logit_bias={3: 1.5}, stop_token_ids=[1, 2], constraint='{"type": "structural_tag"}'
+)
 PROMPT = Prompt(
     model="m",
     token_ids=pack_u32([1, 2, 3]),
@@ -26,6 +38,9 @@ PROMPT = Prompt(
     traffic_class=TrafficClass.AGENT,
     max_tokens=7,
     items=(Item(1, 2, "image"),),
+    notes=("effort: not known",),
+    is_constrained=True,
+    storage=Storage("resp_1", b"[]", True, "resp_0", b'{"status":"queued","id":"resp_1"}', b'{"id":"resp_1"}'),
 )
 
 
@@ -38,13 +53,40 @@ def test_encoded_prompt_keeps_everything() -> None:
         stream=True,
         traffic_class=pb.AGENT,
         output_state=b"state",
+        notes=["effort: not known"],
+        storage=tokenizer_pb2.Storage(
+            input_items=b"[]",
+            is_stored=True,
+            is_background=True,
+            previous_response_id="resp_0",
+            pending_body=b'{"status":"queued","id":"resp_1"}',
+            lost_body=b'{"id":"resp_1"}',
+        ),
     )
-    assert wire.to_prompt(reply) == PROMPT
+    assert wire.to_encoded(reply) == PROMPT
+    reply.storage.is_stored = False
+    assert wire.to_prompt(reply).storage is None
+
+
+def test_history_that_is_needed_is_no_prompt() -> None:
+    assert wire.to_encoded(tokenizer_pb2.EncodeReply(needed_response_id="resp_0")) == HistoryNeeded("resp_0")
+
+
+@pytest.mark.parametrize("api", list(Api))
+def test_body_goes_to_the_tokenizer_as_it_came(api: Api) -> None:
+    request = wire.to_encode_request(BodyToEncode(api, b"{", "r1"), created_s=7)
+    assert (tokenizer_pb2.Api.Name(request.api), request.body, request.request_id, request.created_s) == (
+        *(api.name, b"{"),
+        *("r1", 7),
+    )
+    assert not request.HasField("history")
+    assert wire.to_encode_request(BodyToEncode(api, b"{", "r1", b""), created_s=7).HasField("history")
 
 
 def test_absent_max_tokens_is_unknown_and_unknown_class_is_chat() -> None:
     prompt = wire.to_prompt(tokenizer_pb2.EncodeReply(model="m"))
     assert prompt.max_tokens is None
+    assert not prompt.is_constrained
     assert prompt.traffic_class is TrafficClass.CHAT
 
 
@@ -78,6 +120,8 @@ def test_prefill_job_says_unknown_by_absence(expected: int | None) -> None:
     assert job.expected_hit_tokens == (expected or 0)
     assert job.traffic_class == pb.PROBE
     assert job.answer_subject == "answers.here"
+    assert job.sampling.temperature == 0.5
+    assert not job.sampling.HasField("constraint")
 
 
 def test_prefill_answer() -> None:
@@ -99,8 +143,9 @@ def test_prefill_answer() -> None:
 
 
 def test_opening_and_ending() -> None:
-    opened = wire.to_open_stream(4, Opening("m", b"state", 3, 2, pack_u32([5]), is_resumed=True))
+    opened = wire.to_open_stream(4, Opening("m", b"state", 3, 2, pack_u32([5]), is_resumed=True, prior_events=8))
     assert (opened.stream_id, opened.prior_token_ids, opened.is_resumed) == (4, pack_u32([5]), True)
+    assert opened.prior_events == 8
     plain = wire.to_finish_stream(4, Ending(EndReason.STOP))
     assert not plain.HasField("failure") and not plain.HasField("receipt_json") and not plain.HasField("hit_tokens")
     failed = wire.to_finish_stream(4, Ending(EndReason.FAILURE, Unavailable(pb.PEER_SILENT, "silent"), b"{}", 0))
@@ -140,12 +185,17 @@ def test_one_message_has_opens_tokens_ends_and_drops() -> None:
 
 
 @pytest.mark.parametrize("parsed", [(), (3, 4)])
-def test_event_columns(parsed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("counts", [(), (5, 6)])
+def test_event_columns(parsed: tuple[int, ...], counts: tuple[int, ...]) -> None:
     reply = tokenizer_pb2.ConverseReply(
-        stream_ids=pack_u32([1, 2]), lengths=pack_u32([2, 3]), events=b"aabbb", parsed_tokens=pack_u32(parsed)
+        stream_ids=pack_u32([1, 2]),
+        lengths=pack_u32([2, 3]),
+        events=b"aabbb",
+        parsed_tokens=pack_u32(parsed),
+        event_counts=pack_u32(counts),
     )
-    first, second = parsed or (None, None)
-    assert list(wire.split_events(reply)) == [(1, b"aa", first), (2, b"bbb", second)]
+    (first, second), (few, more) = parsed or (None, None), counts or (0, 0)
+    assert list(wire.split_events(reply)) == [(1, b"aa", first, few), (2, b"bbb", second, more)]
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:

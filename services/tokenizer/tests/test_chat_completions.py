@@ -1,3 +1,5 @@
+"""Chat Completions requests: everything beside messages and tools."""
+
 import contextlib
 import json
 from typing import Any
@@ -9,14 +11,16 @@ from hypothesis import strategies as st
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_tokenizer.codec.api import Api, Converted, RequestNames, Sampling
+from shoal_tokenizer.codec.conversation import AnswerFormat, Conversation, Effort, Thinking
+from shoal_tokenizer.codec.requests.chat_body import Request
 from shoal_tokenizer.codec.requests.chat_completions import ChatCompletionsConverter
+from shoal_tokenizer.codec.requests.chat_fields import FIELDS
+from shoal_tokenizer.codec.requests.served_model import ServedModel
 
 DEFAULTS = Sampling(temperature=0.6, top_k=20, stop_token_ids=[0, 2])
-CONVERTER = ChatCompletionsConverter("tiny", DEFAULTS, vocabulary_size=100)
+CONVERTER = ChatCompletionsConverter(ServedModel("tiny", DEFAULTS, 100))
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
-IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
 def convert(**fields: Any) -> Converted:
@@ -27,6 +31,12 @@ def convert_raw(body: bytes) -> Converted:
     return CONVERTER.convert(body, RequestNames("r1", 1700000000))
 
 
+def conversation(**fields: Any) -> Conversation:
+    prompt = convert(**fields).prompt
+    assert isinstance(prompt, Conversation)
+    return prompt
+
+
 def refused(**fields: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
         convert(**fields)
@@ -35,11 +45,12 @@ def refused(**fields: Any) -> BadRequest:
 
 def test_the_smallest_request() -> None:
     converted = convert()
-    assert converted.conversation.messages == [USER]
+    assert converted.prompt == Conversation([USER])
     assert converted.sampling == DEFAULTS
     shape = converted.shape
     assert (shape.api, shape.response_id, shape.created_s) == (Api.CHAT_COMPLETIONS, "chatcmpl-r1", 1700000000)
     assert not shape.is_stream and not shape.has_usage_event and not converted.is_agent
+    assert converted.notes == () and converted.cache_key is None
 
 
 def test_more_messages_than_can_be_rendered_in_time_are_refused() -> None:
@@ -87,26 +98,86 @@ def test_stream_options() -> None:
     assert not convert(stream=True, stream_options=None).shape.has_usage_event
 
 
-def test_content_parts_are_joined_and_developer_is_system() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = convert(messages=[{"role": "developer", "content": parts}, USER]).conversation.messages
-    assert messages == [{"role": "system", "content": "a\nb"}, USER]
-
-
-def test_tool_history_reads_as_templates_expect_it() -> None:
-    answer = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "annotations": []}
-    result = {"role": "tool", "tool_call_id": "c1", "content": "seen"}
-    converted = convert(messages=[USER, answer, result], tools=[TOOL])
-    assert converted.is_agent
-    assert converted.conversation.tools == [TOOL]
-    assert converted.conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
-    assert converted.conversation.messages[2] == result
-    assert convert(tools=[TOOL], tool_choice="none").conversation.tools is None
-
-
 def test_labels_for_the_providers_books_change_nothing() -> None:
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True}
     assert convert(**ignored) == convert()
+
+
+def test_the_cache_key_goes_to_the_placement() -> None:
+    assert convert(prompt_cache_key="session-1").cache_key == "session-1"
+
+
+@pytest.mark.parametrize(("top_k", "taken"), [(-1, 100), (0, 100), (5, 5), (None, 20)])
+def test_no_limit_of_top_k_is_the_whole_vocabulary_not_the_models_default(top_k: int | None, taken: int) -> None:
+    assert convert(top_k=top_k).sampling.top_k == taken
+
+
+def test_stop_tokens_are_taken_beside_the_models_own() -> None:
+    assert convert(stop_token_ids=[5, 2]).sampling.stop_token_ids == [0, 2, 5]
+    assert convert(stop_token_ids=[5], ignore_eos=True).sampling.stop_token_ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({}, Thinking()),
+        ({"reasoning_effort": "none"}, Thinking(False)),
+        ({"reasoning_effort": "minimal"}, Thinking(True, Effort.MINIMAL)),
+        ({"reasoning_effort": "xhigh"}, Thinking(True, Effort.XHIGH)),
+        ({"reasoning_effort": "ultra"}, Thinking(True, Effort.MAX)),
+        ({"thinking": {"type": "enabled"}}, Thinking(True)),
+        ({"thinking": {"type": "disabled"}}, Thinking(False)),
+        ({"thinking": {"type": "adaptive"}}, Thinking()),
+        ({"thinking": {"type": "adaptive"}, "reasoning_effort": "low"}, Thinking(True, Effort.LOW)),
+        ({"enable_thinking": False}, Thinking(False)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(False)),
+        ({"chat_template_kwargs": {"thinking": True, "reasoning_effort": "high"}}, Thinking(True, Effort.HIGH)),
+        ({"thinking": {"type": "disabled"}, "enable_thinking": False}, Thinking(False)),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}, Thinking(False)),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, Thinking(True)),
+    ],
+)
+def test_all_ways_to_ask_for_thinking(fields: dict[str, Any], thinking: Thinking) -> None:
+    assert conversation(**fields).thinking == thinking
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}, "reasoning_effort: thinking is off"),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "reasoning_effort: thinking is on"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"messages": [{**USER, "name": "bob"}]}, "messages: 'name'"),
+    ],
+)
+def test_what_has_no_effect_is_noted(fields: dict[str, Any], note: str) -> None:
+    (told,) = convert(**fields).notes
+    assert told.startswith(note)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, AnswerFormat()),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}, AnswerFormat(schema=SCHEMA)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True, "description": "d"}},
+            AnswerFormat(schema=SCHEMA),
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, AnswerFormat()),
+        ({"type": "regex", "regex": "a+"}, AnswerFormat(regex="a+")),
+    ],
+)
+def test_formats_of_the_answer(asked: dict[str, Any], taken: AnswerFormat | None) -> None:
+    assert conversation(response_format=asked).answer_format == taken
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
@@ -144,12 +215,26 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
     ({"stop": "x" * 1025}, "stop"),
     ({"stop": {}}, "stop"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": "yes"}, "stream"),
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "always"}, "tool_choice"),
+    ({"top_k": -2}, "top_k"),
+    ({"stop_token_ids": [100]}, "stop_token_ids"),
+    ({"reasoning_effort": 3}, "reasoning_effort"),
+    ({"reasoning_effort": "much"}, "reasoning_effort"),
+    ({"thinking": {"type": "on"}}, "thinking.type"),
+    ({"thinking": {"type": "enabled"}, "enable_thinking": False}, "thinking"),
+    ({"chat_template_kwargs": {"zap": 1}}, "chat_template_kwargs.zap"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format.json_schema.name"),
+    ({"response_format": {"type": "regex", "regex": "(a"}}, "response_format.regex"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"prompt_cache_key": "x" * 1025}, "prompt_cache_key"),
     ({"temprature": 1}, "temprature"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
 ]
@@ -164,14 +249,12 @@ def test_what_the_caller_must_change_is_named(fields: dict[str, Any], param: str
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"functions": []}, "functions"),
-]  # fmt: skip
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"guided_json": {}}, "guided_json"),
+]
 
 
 @pytest.mark.parametrize(("fields", "param"), UNSUPPORTED, ids=[param for _, param in UNSUPPORTED])
@@ -193,6 +276,11 @@ def test_messages_read_like_sentences() -> None:
     )
     assert refused(max_tokens=0).message == "Invalid 'max_tokens': the value must be >= 1."
     assert refused(messages=[]).message == "Invalid 'messages': the number of entries must be >= 1."
+    assert refused(reasoning_effort="much").message == (
+        "Invalid value: 'much'. Supported values are: "
+        "'high', 'low', 'max', 'medium', 'minimal', 'none', 'ultra', 'xhigh'."
+    )
+    assert refused(functions=[]).message == "'functions' is not supported here. Use 'tools' and 'tool_choice'."
     assert refused(zap=1).message == "Unrecognized request argument supplied: zap"
     assert refused(messages=[{"role": "wiz", "content": ""}]).message == (
         "Invalid value: 'wiz'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool'."
@@ -228,28 +316,44 @@ def test_a_body_that_is_no_json_is_the_callers_fault(body: bytes) -> None:
     assert caught.value.code == pb.INVALID_REQUEST
 
 
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
+WORDS = st.sampled_from(
+    [
+        *(path.split(": ")[-1].split(".")[-1] for path in FIELDS),
+        *Request.__struct_fields__,
+        *("role", "content", "type", "text", "id", "name", "arguments", "input", "function", "custom", "parameters"),
+        *("json_schema", "schema", "strict", "allowed_tools", "mode", "tools", "format", "grammar", "syntax", "lark"),
+        *("c1", "look", "{}"),
+    ]
 )
-FIELDS = [
-    "model",
-    "messages",
-    "max_tokens",
-    "stop",
-    "stream",
-    "stream_options",
-    "tools",
-    "logit_bias",
-    "n",
-    "tool_choice",
-]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | WORDS, inner, max_size=4),
+    max_leaves=20,
+)
+MESSAGES = st.lists(
+    st.sampled_from(
+        [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+            {"role": "assistant", "content": "x", "prefix": True},
+        ]
+    )
+    | ANYTHING,
+    max_size=4,
+)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3), anything)
-def test_no_body_raises_anything_else(fields: dict[str, Any], message: Any) -> None:
-    body = {"model": "tiny", "messages": [message]} | fields
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.sampled_from(Request.__struct_fields__), ANYTHING, max_size=4), MESSAGES)
+def test_any_json_is_converted_or_refused(fields: dict[str, Any], messages: list[Any]) -> None:
+    body = {**fields, "model": "tiny", "messages": messages}
     with contextlib.suppress(BadRequest):
-        convert_raw(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        assert isinstance(convert_raw(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")), Converted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=64) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        convert_raw(body)

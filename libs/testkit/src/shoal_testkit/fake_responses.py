@@ -18,7 +18,7 @@ def prompt_text(request: tokenizer_pb2.EncodeRequest, body: dict[str, Any]) -> s
     """All that a body says, after what its history says."""
     earlier = "".join(item["text"] for item in json.loads(request.history or b"[]"))
     messages = "".join(message["content"] for message in body.get("messages", ()))
-    return earlier + messages + body.get("input", "") + body.get("prompt", "")
+    return f"{earlier}{messages}{body.get('input', '')}{body.get('prompt', '')}"
 
 
 def storage(request: tokenizer_pb2.EncodeRequest, body: dict[str, Any]) -> tokenizer_pb2.Storage | None:

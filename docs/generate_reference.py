@@ -62,18 +62,23 @@ def default_of(field: FieldInfo) -> str:
 
 
 def settings_table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
+    """Fields that are groups have tables of their own."""
     rows = [
         f"| `{prefix}{name.upper()}` | {cell(type_of(field))} | {cell(default_of(field))} "
         f"| {cell(field.description or '')} |\n"
         for name, field in fields.items()
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, EnvironmentSettings))
     ]
     return "| variable | type | default | when to change it |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def settings_models(module: ModuleType) -> Iterator[type[EnvironmentSettings]]:
+    """Those that a process reads, without the groups in them."""
+    kinds = [value for value in vars(module).values() if isinstance(value, type)]
+    groups = [group for kind in kinds if issubclass(kind, EnvironmentSettings) for group in kind.groups().values()]
     for value in vars(module).values():
         is_model = isinstance(value, type) and issubclass(value, EnvironmentSettings)
-        if is_model and value.__module__ == module.__name__ and value.model_fields:
+        if is_model and value.__module__ == module.__name__ and value.model_fields and value not in groups:
             yield value
 
 
@@ -97,6 +102,9 @@ def settings_page() -> str:
             is_unprefixed = not issubclass(model, ServiceSettings) and model.shared_fields >= own.keys()
             table = settings_table(PREFIX if is_unprefixed else f"{PREFIX}{group.upper()}_", own)
             parts.append(f"\n## {group}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{table}")
+            for name, kind in model.groups().items():
+                table = settings_table(f"{PREFIX}{group.upper()}_{name.upper()}_", kind.model_fields)
+                parts.append(f"\n## {group}: {name}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n{table}")
     return "".join(parts)
 
 

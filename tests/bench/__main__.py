@@ -15,6 +15,7 @@ from pathlib import Path
 
 import block_hashing
 import decode_serve
+import encode_long
 import first_token
 import gateway_load
 import kvindex_match
@@ -35,6 +36,7 @@ TOPICS = (
     "waiting_hit",
     "kvindex_match",
     "block_hashing",
+    "encode_long",
 )
 
 
@@ -55,8 +57,10 @@ async def on_real_system() -> list[Row]:
         return await first_token.measure(system, "vllm")
 
 
-async def in_process() -> list[Row]:
-    return block_hashing.measure()
+async def in_process(topics: list[str]) -> list[Row]:
+    """What needs no system."""
+    rows = block_hashing.measure() if "block_hashing" in topics else []
+    return rows + (encode_long.measure() if "encode_long" in topics else [])
 
 
 async def measure(topics: list[str], *, is_real: bool) -> list[Row]:
@@ -72,7 +76,7 @@ async def measure(topics: list[str], *, is_real: bool) -> list[Row]:
         ("waiting_hit" in topics, lambda: waiting_hit.measure(is_real=is_real)),
         ("kvindex_match" in topics, kvindex_match.measure),
         ("kvindex_scale" in topics, kvindex_scale.measure),
-        ("block_hashing" in topics, in_process),
+        (bool({"block_hashing", "encode_long"} & set(topics)), lambda: in_process(topics)),
     ]
     rows = []
     for is_wanted, part in parts:

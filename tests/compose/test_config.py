@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.compose
 
-ONCE = {"password", "migrate", "model", "shoal"}
+ONCE = {"password", "migrate", "migrate-gateway", "model", "shoal"}
 ADMIN_API = {"kvstore", "kvindex", "prefill", "decode"}
 
 
@@ -80,7 +80,8 @@ def test_everything_waits_for_what_it_needs(services: dict[str, dict[str, Any]])
     }
     done, well = "service_completed_successfully", "service_healthy"
     assert waits["kvindex"] == {"nats": well, "postgres": well, "migrate": done}
-    assert waits["migrate"] == {"postgres": well}
+    assert waits["gateway"] == {"nats": well, "postgres": well, "migrate-gateway": done}
+    assert waits["migrate"] == waits["migrate-gateway"] == {"postgres": well}
     assert waits["tokenizer"] == {"nats": well, "model": done}
     for engine in ("prefill", "decode"):
         assert waits[engine] == {"nats": well, "model": done, "kvstore": "service_started"}

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]
 MODEL = "SmolLM2-135M-Instruct"
 BLOCK_TOKENS = 128
 CLIENTS = 2
-ONCE = {"password", "model", "migrate"}
+ONCE = {"password", "model", "migrate", "migrate-gateway"}
 Turns = list[dict[str, str]]
 
 

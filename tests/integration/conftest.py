@@ -59,7 +59,7 @@ def start_kvindex(nats: NatsRunning, database_url: str, eventually: Callable[[Ho
         settings = KvIndexSettings.model_validate(
             {
                 "nats_url": nats.url,
-                "postgres_url": database_url,
+                "postgres": {"url": database_url},
                 "instance_id": instance_id,
                 "write_interval_s": 0.05,
                 "drain_s": 1,

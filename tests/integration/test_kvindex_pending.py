@@ -43,7 +43,7 @@ class TestFakeKvIndex(PendingContract):
 @contextlib.asynccontextmanager
 async def an_index(nats: NatsRunning, database_url: str, instance_id: str = "") -> AsyncIterator[IndexUnderTest]:
     """A loaded one; its blocks come by report."""
-    settings = KvIndexSettings(nats_url=nats.url, postgres_url=database_url, drain_s=1, instance_id=instance_id)
+    settings = KvIndexSettings(nats_url=nats.url, postgres={"url": database_url}, drain_s=1, instance_id=instance_id)
     service, seq = KvIndexService(settings), 0
     async with running(service, settings) as process, connect(service.address) as channel:
         await until(lambda: "directory" not in process.health.report)

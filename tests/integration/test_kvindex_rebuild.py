@@ -129,7 +129,7 @@ class Site:
     async def running(self, database_url: str) -> AsyncIterator[tuple[IndexInstance, Store]]:
         """An index that knows only what this database tells (its NATS is new), and one store."""
         async with nats_running() as nats:
-            changes = {"nats_url": nats.url, "postgres_url": database_url, "coordinator_port": self.port}
+            changes = {"nats_url": nats.url, "postgres": {"url": database_url}, "coordinator_port": self.port}
             async with (
                 self.start_kvindex("kvindex-1", **changes) as index,
                 store_running(self.folder, self.port) as store,
@@ -185,7 +185,7 @@ async def test_a_dump_brings_the_directory_back_as_it_was(
     await restore(fresh_url, tmp_path / "kvindex.dump")
     assert await rows(fresh_url) == before
     assert lifetimes_s(before) == {7}
-    async with nats_running() as nats, site.start_kvindex("a", nats_url=nats.url, postgres_url=fresh_url) as index:
+    async with nats_running() as nats, site.start_kvindex("a", nats_url=nats.url, postgres={"url": fresh_url}) as index:
         assert await hit(index) == 20  # no store is there that could have been listed
 
 

@@ -88,7 +88,7 @@ class Fleet:
         ports = {"ops_port": free_port(), "coordinator_port": free_port()}
         settings = KvIndexSettings(
             nats_url=self.nats_url,
-            postgres_url=self.database_url,
+            postgres={"url": self.database_url},
             instance_id=name,
             write_interval_s=0.05,
             drain_s=1,

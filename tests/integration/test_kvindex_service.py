@@ -72,7 +72,7 @@ class Running:
 async def kvindex(nats_url: str, database_url: str, coordinator_port: int = 0) -> AsyncIterator[Running]:
     settings = KvIndexSettings(
         nats_url=nats_url,
-        postgres_url=database_url,
+        postgres={"url": database_url},
         coordinator_port=coordinator_port,
         write_interval_s=0.05,
         drain_s=1,

@@ -56,7 +56,7 @@ class Index:
 @pytest.fixture
 async def index(nats: NatsRunning, database_url: str) -> AsyncIterator[Index]:
     settings = KvIndexSettings.model_validate(
-        {"nats_url": nats.url, "postgres_url": database_url, "write_interval_s": 0.05, "drain_s": 1}
+        {"nats_url": nats.url, "postgres": {"url": database_url}, "write_interval_s": 0.05, "drain_s": 1}
     )
     service = KvIndexService(settings)
     async with running(service, settings) as process, connect(service.address) as channel:

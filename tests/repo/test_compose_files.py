@@ -47,15 +47,22 @@ def environment(service: dict[str, Any]) -> dict[str, Any]:
 
 
 def models(service: str) -> Iterator[tuple[str, type[EnvironmentSettings]]]:
-    """The settings that a container of this service reads, with the group that names them."""
+    """The settings that a container of this service reads, with the group that names them; groups in them too."""
+    for group, model in own_models(service):
+        yield group, model
+        for name, kind in model.groups().items():
+            yield f"{group}_{name}", kind
+
+
+def own_models(service: str) -> Iterator[tuple[str, type[EnvironmentSettings]]]:
     groups = [service, "engine", "scripted"] if service in ENGINES else [PROGRAMS.get(service, service)]
     places = {"engine": "shoal_engine.settings", "scripted": "shoal_engine.scripted.settings"}
     for group in groups:
         module = importlib.import_module(places.get(group, f"shoal_{group}.settings"))
-        for value in vars(module).values():
-            is_own = isinstance(value, type) and value.__module__ == module.__name__
-            if is_own and issubclass(value, EnvironmentSettings) and value.model_fields:
-                yield group, value
+        kinds = [value for value in vars(module).values() if isinstance(value, type)]
+        own = [kind for kind in kinds if issubclass(kind, EnvironmentSettings) and kind.__module__ == module.__name__]
+        groups = [kind for model in own for kind in model.groups().values()]
+        yield from ((group, model) for model in own if model.model_fields and model not in groups)
 
 
 def known(service: str) -> dict[str, tuple[str, type[EnvironmentSettings], str]]:
@@ -63,6 +70,8 @@ def known(service: str) -> dict[str, tuple[str, type[EnvironmentSettings], str]]
     found = {}
     for group, model in models(service):
         for name, field in model.model_fields.items():
+            if name in model.groups():
+                continue
             prefixes = [f"SHOAL_{group.upper()}_", *(["SHOAL_"] if name in model.shared_fields else [])]
             for prefix in prefixes:
                 found[prefix + name.upper()] = (group, model, name)
@@ -109,7 +118,7 @@ def test_every_setting_can_be_changed_or_is_set(files, service):
     for group, model in models(service):
         if group == "scripted":
             continue
-        for name in model.model_fields:
+        for name in model.model_fields.keys() - model.groups().keys():
             ways = {f"SHOAL_{group.upper()}_{name.upper()}", f"SHOAL_{name.upper()}"}
             is_left = {name.upper(), f"{group}_{name}".upper()} & LEFT_TO_THE_PROCESS
             if not (ways & reached or is_left):

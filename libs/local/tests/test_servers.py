@@ -30,7 +30,10 @@ def test_everything_that_is_needed_is_there_and_starts_before(planned):
     for spec in specs.values():
         assert spec.needs | spec.uses <= specs.keys()
     assert specs["kvindex"].needs == {"nats", "postgres"}
+    assert specs["gateway"].needs == {"nats", "postgres"}
     assert specs["gateway"].uses == {"tokenizer", "kvindex", "prefill", "decode"}
+    urls = {specs[name].environ[f"SHOAL_{name.upper()}_POSTGRES_URL"] for name in ("gateway", "kvindex")}
+    assert len(urls) == 1, "each has a schema of its own in one database"
 
 
 def test_a_scripted_engine_needs_no_store(planned):

@@ -57,6 +57,32 @@ def test_a_group_without_shared_fields_reads_its_prefix_only() -> None:
     assert _Engine.load("engine", {"SHOAL_LOG_LEVEL": "DEBUG"}).log_level == "INFO"
 
 
+class _Policy(EnvironmentSettings):
+    days: int = Field(30, ge=1)
+    password: SecretStr = SecretStr("")
+
+
+class _WithPolicy(ServiceSettings):
+    policy: _Policy = _Policy()
+
+
+def test_a_group_in_a_field_is_read_under_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    environ = {"SHOAL_GATEWAY_POLICY_DAYS": "7", "SHOAL_GATEWAY_POLICY_PASSWORD_FILE": str(file)}
+    policy = _WithPolicy.load("gateway", environ).policy
+    assert (policy.days, policy.password.get_secret_value()) == (7, "secret")
+    assert _WithPolicy.load("gateway", {"SHOAL_POLICY_DAYS": "7"}).policy.days == 30
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("POLICY_DAYS", "0"), ("POLICY_DAYS", "x"), ("POLICY", "7"), ("POLICY_DAY", "7")]
+)
+def test_a_wrong_value_in_a_group_is_told_by_its_variable(variable: str, value: str) -> None:
+    with pytest.raises(SystemExit, match=rf"SHOAL_GATEWAY_{variable}\b"):
+        _WithPolicy.load("gateway", {f"SHOAL_GATEWAY_{variable}": value})
+
+
 class _WithSecret(ServiceSettings):
     password: SecretStr = SecretStr("")
 

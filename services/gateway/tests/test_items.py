@@ -7,7 +7,7 @@ import pytest
 from shoal_contracts.errors import BadRequest
 from shoal_gateway.store.items import join_history, list_items
 
-ITEMS = [{"id": f"item_{number}", "text": "\u0000 ü \ud83d\ude00"} for number in range(5)]
+ITEMS = [{"id": f"item_{number}", "text": "\u0000 ü 😀"} for number in range(5)]
 STORED = json.dumps(ITEMS).encode()
 
 

@@ -24,7 +24,7 @@ def test_a_password_that_stands_apart_reaches_the_database_whatever_its_letters(
         "SHOAL_KVINDEX_POSTGRES_URL": "postgresql://shoal@postgres:5432/shoal",
         "SHOAL_KVINDEX_POSTGRES_PASSWORD_FILE": str(file),
     }
-    url = make_url(KvIndexSettings.load("kvindex", environ).database_url)
+    url = make_url(KvIndexSettings.load("kvindex", environ).postgres.database_url)
     assert (url.username, url.password, url.host, url.port, url.database) == (
         *("shoal", "p@ss/word:1%"),
         *("postgres", 5432, "shoal"),
@@ -33,4 +33,4 @@ def test_a_password_that_stands_apart_reaches_the_database_whatever_its_letters(
 
 def test_a_password_in_the_url_stays() -> None:
     url = "postgresql://shoal:secret@postgres/shoal"
-    assert KvIndexSettings.load("kvindex", {"SHOAL_KVINDEX_POSTGRES_URL": url}).database_url == url
+    assert KvIndexSettings.load("kvindex", {"SHOAL_KVINDEX_POSTGRES_URL": url}).postgres.database_url == url

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shoal_contracts.errors import BadRequest
-from shoal_tokenizer.codec.api import AnswerStart, Codec
+from shoal_testkit.deepseek_tokenizer import CONTEXT_TOKENS
+from shoal_tokenizer.codec.api import AnswerStart, Codec, Rendered
 from shoal_tokenizer.codec.conversation import (
     AnswerFormat,
     Conversation,
@@ -225,6 +226,18 @@ def test_an_answer_goes_on_where_the_given_text_ends(
     assert deepseek.renderer.render(conversation, 0).start is start
 
 
+def test_no_format_is_enforced_on_a_text_that_was_begun(deepseek: Codec) -> None:
+    def rendered(content: str, is_on: bool) -> Rendered:
+        last = {"role": "assistant", "content": content, "reasoning_content": "R"}
+        thinking = Thinking(is_on)
+        asked = Conversation([USER, last], thinking=thinking, answer_format=AnswerFormat(SCHEMA), is_continued=True)
+        return deepseek.renderer.render(asked, 0)
+
+    for is_on in (True, False):
+        assert rendered('{"city"', is_on).constraint is None and "not enforced" in rendered("{", is_on).notes[0]
+        assert rendered("", is_on).constraint is not None and rendered("", is_on).notes == ()
+
+
 def test_thinking_is_on_unless_it_is_turned_off(deepseek: Codec) -> None:
     for is_on, start in ((None, AnswerStart.REASONING), (True, AnswerStart.REASONING), (False, AnswerStart.TEXT)):
         assert deepseek.renderer.render(Conversation([USER], thinking=Thinking(is_on)), 0).start is start
@@ -344,6 +357,11 @@ def test_nothing_typed_becomes_a_control_token(deepseek: Codec, deepseek_folder:
 def test_a_raw_text_begins_with_the_tokenizers_first_token(deepseek: Codec) -> None:
     ids = deepseek.encoder.encode(deepseek.renderer.render_raw("Once upon"))
     assert ids[0] == 0 and ids[1:] == deepseek.encoder.encode([("Once upon", False)])
+
+
+def test_what_no_context_holds_is_refused_before_it_is_encoded(deepseek: Codec) -> None:
+    with pytest.raises(BadRequest, match=f"{CONTEXT_TOKENS} tokens"):
+        deepseek.encoder.encode([("x " * 50_000, False)] * 2000)
 
 
 def test_threads_encode_side_by_side(deepseek: Codec) -> None:

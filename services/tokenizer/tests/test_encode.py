@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_tokenizer.codec.api import Api, Codec, Finish, RequestNames
-from shoal_tokenizer.encode import Encoded, RequestEncoder
+from shoal_tokenizer.codec.api import Api, Codec, Finish, Rendered, RequestNames, Sampling
+from shoal_tokenizer.encode import Encoded, RequestEncoder, dictate
 from shoal_tokenizer.format import Ending, Opening, format_answer
 from shoal_tokenizer.thread_pool import ThreadPool
 
@@ -65,3 +65,16 @@ async def test_an_api_that_is_not_offered_is_named(codec: Codec) -> None:
     finally:
         pool.close()
     assert caught.value.code == pb.UNSUPPORTED and "Messages" in caught.value.message
+
+
+def test_sampling_that_the_models_mode_dictates_is_told_where_it_differs() -> None:
+    rendered = Rendered([], fixed={"temperature": 1.0, "seed": 7}, least={"top_p": 0.95, "min_p": 0.1})
+    asked = Sampling(temperature=0.5, top_p=0.5, min_p=0.2, max_tokens=5)
+    sampling, notes = dictate(asked, rendered)
+    assert sampling == Sampling(temperature=1.0, top_p=0.95, min_p=0.2, seed=7, max_tokens=5)
+    assert notes == (
+        "temperature: 0.5 was asked for, this model in this mode takes 1.0",
+        "top_p: 0.5 was asked for, this model in this mode takes 0.95",
+    )
+    assert dictate(Sampling(temperature=1.0), rendered)[1] == ()
+    assert dictate(Sampling(), rendered)[0].top_p is None

@@ -105,7 +105,7 @@ def specs_of(settings: LocalSettings, home: Home, model: PreparedModel, ports: P
         *([_store(settings, home, ports)] if has_store else []),
         *_light_services(environ, model, ports),
         *(_engine(role, environ | engine_environ, ports) for role in ENGINES),
-        _gateway(environ, settings),
+        _gateway(environ, settings, ports),
     ]
 
 
@@ -183,10 +183,14 @@ def _simulated_store_environ(home: Home, ports: Ports) -> dict[str, str]:
     }
 
 
+def _postgres_url(ports: Ports) -> str:
+    return f"postgresql://postgres@{LOOPBACK}:{ports.postgres}/postgres"
+
+
 def _light_services(environ: Mapping[str, str], model: PreparedModel, ports: Ports) -> list[ChildSpec]:
     tokenizer = {"SHOAL_TOKENIZER_MODEL": str(model.folder), "SHOAL_TOKENIZER_SERVED_NAME": model.served_name}
     kvindex = {
-        "SHOAL_KVINDEX_POSTGRES_URL": f"postgresql://postgres@{LOOPBACK}:{ports.postgres}/postgres",
+        "SHOAL_KVINDEX_POSTGRES_URL": _postgres_url(ports),
         "SHOAL_KVINDEX_COORDINATOR_PORT": str(ports.coordinator),
     }
     return [
@@ -211,14 +215,18 @@ def _engine(role: str, environ: Mapping[str, str], ports: Ports) -> ChildSpec:
     )
 
 
-def _gateway(environ: Mapping[str, str], settings: LocalSettings) -> ChildSpec:
-    own = {"SHOAL_GATEWAY_HOST": settings.gateway_host, "SHOAL_GATEWAY_PORT": str(settings.gateway_port)}
+def _gateway(environ: Mapping[str, str], settings: LocalSettings, ports: Ports) -> ChildSpec:
+    own = {
+        "SHOAL_GATEWAY_HOST": settings.gateway_host,
+        "SHOAL_GATEWAY_PORT": str(settings.gateway_port),
+        "SHOAL_GATEWAY_POSTGRES_URL": _postgres_url(ports),
+    }
     return ChildSpec(
         service="gateway",
         argv=_module("gateway"),
         environ={**environ, **own},
         is_ready=_http_probe(f"{settings.gateway_url}/readyz", GATEWAY_PROBE_TIMEOUT_S),
-        needs=frozenset({"nats"}),
+        needs=frozenset({"nats", "postgres"}),
         uses=frozenset({"tokenizer", "kvindex", *ENGINES}),
         ready_timeout_s=settings.start_timeout_s,
     )

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from shoal_runtime import logs
-from shoal_runtime.settings import ServiceSettings
+from shoal_runtime.settings import EnvironmentSettings, ServiceSettings
 
 log = logs.get_logger(__name__)
 
@@ -33,18 +33,18 @@ MIGRATION_S = 3600.0  # for one statement of it, and to wait for another process
 STORE_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
-class PostgresSettings(ServiceSettings):
-    """Settings of a service that keeps something in Postgres."""
+class PostgresSettings(EnvironmentSettings):
+    """Where a service keeps what must outlive it."""
 
-    postgres_url: SecretStr = Field(
+    url: SecretStr = Field(
         SecretStr("postgresql://postgres@127.0.0.1:5432/postgres"),
         description="Database in which this service keeps its tables, in a schema of its own; set it to yours.",
     )
-    postgres_password: SecretStr = Field(
-        SecretStr(""), description="Its password, when postgres_url holds none; by ..._PASSWORD_FILE from a file."
+    password: SecretStr = Field(
+        SecretStr(""), description="Its password, when the url holds none; by ..._PASSWORD_FILE from a file."
     )
 
-    @field_validator("postgres_url")
+    @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: SecretStr) -> SecretStr:
         if not url.get_secret_value().startswith(("postgresql://", "postgresql+asyncpg://")):
@@ -54,8 +54,8 @@ class PostgresSettings(ServiceSettings):
     @property
     def database_url(self) -> str:
         """The database with its password, for ``create_engine`` and for nobody's log."""
-        url = make_url(self.postgres_url.get_secret_value())
-        if password := self.postgres_password.get_secret_value():
+        url = make_url(self.url.get_secret_value())
+        if password := self.password.get_secret_value():
             url = url.set(password=password)
         return url.render_as_string(hide_password=False)
 
@@ -101,7 +101,7 @@ def _run_migrations(connection: Connection, schema: Schema) -> str:
     return str(context.get_current_revision())
 
 
-def run_migration(settings: PostgresSettings, schema: Schema) -> int:
+def run_migration(settings: ServiceSettings, database: PostgresSettings, schema: Schema) -> int:
     """``python -m shoal_<service> migrate``: the exit code, 1 when Postgres did not let us within ``WAIT_S``; the log
     says what to do.
 
@@ -110,7 +110,7 @@ def run_migration(settings: PostgresSettings, schema: Schema) -> int:
     nothing; so a single instance needs nobody to run this first. It waits for a Postgres that is still starting.
     """
     logs.configure(settings.log_level, schema.name, settings.instance_id or "migrate")
-    return asyncio.run(migrate(settings.database_url, schema))
+    return asyncio.run(migrate(database.database_url, schema))
 
 
 async def migrate(postgres_url: str, schema: Schema, *, wait_s: float = WAIT_S) -> int:

@@ -1,7 +1,8 @@
 """Settings from the environment, read once; a name that nobody knows stops the start.
 
 A field ``f`` of service ``gateway`` is set by ``SHOAL_GATEWAY_F``. Fields declared by ``ServiceSettings`` itself
-may also be set for all services at once by ``SHOAL_F``; the service's own variable wins. Sequences are written
+may also be set for all services at once by ``SHOAL_F``; the service's own variable wins. A field may be a group of
+settings, a policy: ``days`` of its field ``response`` is set by ``SHOAL_GATEWAY_RESPONSE_DAYS``. Sequences are written
 with commas. A secret may be given by a file, named in ``<VARIABLE>_FILE``, so that no environment shows it; line ends
 around it are not part of it. A variable under the own prefix that names no field is refused with the nearest names,
 because a misspelled setting is otherwise found in production. A wrong setting ends the process with a code of its own,
@@ -15,7 +16,7 @@ import socket
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -46,39 +47,68 @@ class EnvironmentSettings(BaseModel):
     def load(cls, group: str, environ: Mapping[str, str] = os.environ) -> Self:
         """Read ``SHOAL_<GROUP>_<FIELD>``. Raises SettingsWrong."""
         own_prefix = f"{PREFIX}{group.upper()}_"
-        fields = cls.model_fields
-        _refuse_unknown(own_prefix, fields, environ)
-        values: dict[str, Any] = {}
-        told_by: dict[str, str] = {}
-        for name, field in fields.items():
-            variables = [own_prefix + name.upper()]
+        _refuse_unknown(own_prefix, list(cls._variables(own_prefix)), environ)
+        told_by: dict[tuple[str, ...], str] = {}
+        values = cls._read(own_prefix, environ, told_by)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsWrong(_not_valid(error, own_prefix, told_by)) from None
+
+    @classmethod
+    def groups(cls) -> dict[str, "type[EnvironmentSettings]"]:
+        """Fields that are settings of their own, by name."""
+        annotations = ((name, field.annotation) for name, field in cls.model_fields.items())
+        return {
+            name: kind for name, kind in annotations if isinstance(kind, type) and issubclass(kind, EnvironmentSettings)
+        }
+
+    @classmethod
+    def _variables(cls, prefix: str) -> Iterator[str]:
+        groups = cls.groups()
+        for name, field in cls.model_fields.items():
+            variable = prefix + name.upper()
+            if name in groups:
+                yield from groups[name]._variables(f"{variable}_")
+                continue
+            yield variable
+            if field.annotation is SecretStr:
+                yield variable + FILE_SUFFIX
+
+    @classmethod
+    def _read(cls, prefix: str, environ: Mapping[str, str], told_by: dict[tuple[str, ...], str]) -> dict[str, Any]:
+        """What is set, and in ``told_by`` under which variable each field was."""
+        groups, values = cls.groups(), dict[str, Any]()
+        for name, field in cls.model_fields.items():
+            if name in groups:
+                told: dict[tuple[str, ...], str] = {}
+                values[name] = groups[name]._read(f"{prefix}{name.upper()}_", environ, told)
+                told_by |= {(name, *path): variable for path, variable in told.items()}
+                continue
+            variables = [prefix + name.upper()]
             if name in cls.shared_fields:
                 variables.append(PREFIX + name.upper())
             for variable in variables:
                 text = _text_of(variable, environ, may_be_file=field.annotation is SecretStr)
                 if text is not None:
                     values[name] = _parse(text, field.annotation)
-                    told_by[name] = variable
+                    told_by[name,] = variable
                     break
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise SettingsWrong(_not_valid(error, own_prefix, told_by)) from None
+        return values
 
 
-def _not_valid(error: ValidationError, own_prefix: str, told_by: Mapping[str, str]) -> str:
+def _not_valid(error: ValidationError, own_prefix: str, told_by: Mapping[tuple[str, ...], str]) -> str:
     """Each wrong value by the name under which it was given."""
     lines = ["settings are not valid:"]
     for told in error.errors():
-        name = str(told["loc"][0]) if told["loc"] else ""  # "": several fields contradict each other
-        variable = told_by.get(name, own_prefix + name.upper())
-        lines.append(f"  {variable}: {told['msg']}" if name else f"  {told['msg']}")
+        path = tuple(part for part in told["loc"] if isinstance(part, str))  # (): several fields contradict each other
+        known = [told_by[path[:length]] for length in range(len(path), 0, -1) if path[:length] in told_by]
+        variable = known[0] if known else own_prefix + "_".join(path).upper()
+        lines.append(f"  {variable}: {told['msg']}" if path else f"  {told['msg']}")
     return "\n".join(lines)
 
 
-def _refuse_unknown(own_prefix: str, fields: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    known = [own_prefix + name.upper() for name in fields]
-    known += [own_prefix + name.upper() + FILE_SUFFIX for name in fields if fields[name].annotation is SecretStr]
+def _refuse_unknown(own_prefix: str, known: Sequence[str], environ: Mapping[str, str]) -> None:
     for variable in sorted(environ):
         if variable.startswith(own_prefix) and variable not in known:
             near = difflib.get_close_matches(variable, known, n=3) or known

@@ -293,9 +293,10 @@ def _environ(directory: Path, nats: int, postgres: int) -> dict[str, dict[str, s
         "SHOAL_SCRIPTED_SHARED_FOLDER": str(directory / "blocks"),
         "SHOAL_SCRIPTED_FLUSH_S": "0.05",
     }
+    database = f"postgresql://postgres@{LOOPBACK}:{postgres}/postgres"
     return {
         "": {"SHOAL_NATS_URL": f"nats://{LOOPBACK}:{nats}", "SHOAL_DRAIN_S": str(DRAIN_S)},
-        "kvindex": {"SHOAL_KVINDEX_POSTGRES_URL": f"postgresql://postgres@{LOOPBACK}:{postgres}/postgres"},
+        "kvindex": {"SHOAL_KVINDEX_POSTGRES_URL": database},
         "tokenizer": {
             "SHOAL_TOKENIZER_MODEL": str(write_tiny_tokenizer(directory / "model")),
             "SHOAL_TOKENIZER_SERVED_NAME": MODEL,
@@ -310,7 +311,11 @@ def _environ(directory: Path, nats: int, postgres: int) -> dict[str, dict[str, s
             "SHOAL_SCRIPTED_STEP_MS": str(STEP_MS),
             "SHOAL_DECODE_MAX_RUNNING_REQUESTS": str(MAX_DECODING),
         },
-        "gateway": {"SHOAL_GATEWAY_PROBE_KEEP_S": "0", "SHOAL_GATEWAY_PLACE_WAIT_S": str(PLACE_WAIT_S)},
+        "gateway": {
+            "SHOAL_GATEWAY_POSTGRES_URL": database,
+            "SHOAL_GATEWAY_PROBE_KEEP_S": "0",
+            "SHOAL_GATEWAY_PLACE_WAIT_S": str(PLACE_WAIT_S),
+        },
     }
 
 

@@ -14,6 +14,6 @@ if __name__ == "__main__":
         case []:
             run(GatewayService, settings)
         case ["migrate"]:
-            sys.exit(run_migration(settings, RESPONSES))
+            sys.exit(run_migration(settings, settings.postgres, RESPONSES))
         case _:
             sys.exit("usage: python -m shoal_gateway [migrate]")

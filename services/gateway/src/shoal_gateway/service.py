@@ -102,10 +102,10 @@ class GatewayService:
 
     def _start_responses(self, process: Process) -> PostgresResponses:
         settings = self._settings
-        engine = create_engine(settings.database_url)
+        engine = create_engine(settings.postgres.database_url)
         process.stack.push_async_callback(engine.dispose)
-        responses = PostgresResponses(engine, timedelta(days=settings.response_retention_days))
-        watch = StoreWatch(settings.database_url, engine, responses, process.clock, process.health)
+        responses = PostgresResponses(engine, timedelta(days=settings.response.retention_days))
+        watch = StoreWatch(settings.postgres.database_url, engine, responses, process.clock, process.health)
         process.tasks.spawn(watch.run, name="store_watch", restart=True)
         return responses
 

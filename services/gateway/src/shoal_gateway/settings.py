@@ -6,17 +6,22 @@ from pydantic import Field, field_validator
 
 from shoal_policy import parse_tiers
 from shoal_runtime.postgres import PostgresSettings
+from shoal_runtime.settings import EnvironmentSettings, ServiceSettings
 
 
-class GatewaySettings(PostgresSettings):
+class ResponseSettings(EnvironmentSettings):
+    """Stored responses."""
+
+    retention_days: float = Field(
+        30.0, gt=0, le=3650, description="How long stored responses can be read; lower it for less disk."
+    )
+
+
+class GatewaySettings(ServiceSettings):
     """``SHOAL_GATEWAY_<FIELD>``."""
 
-    response_retention_days: float = Field(
-        30.0,
-        gt=0,
-        le=3650,
-        description="How long stored responses can be read and gone on with; lower it for less disk.",
-    )
+    postgres: PostgresSettings = PostgresSettings()
+    response: ResponseSettings = ResponseSettings()
     port: int = Field(8000, ge=0, le=65535, description="Port of the public API; 0 takes a free one.")
     max_body_bytes: int = Field(8_000_000, ge=1024, description="Raise for prompts with many images; bounds memory.")
     body_wait_s: float = Field(30.0, gt=0, le=600, description="Raise for clients on slow links that send much.")

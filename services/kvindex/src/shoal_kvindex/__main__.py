@@ -14,6 +14,6 @@ if __name__ == "__main__":
         case []:
             run(KvIndexService, settings)
         case ["migrate"]:
-            sys.exit(run_migration(settings, DIRECTORY))
+            sys.exit(run_migration(settings, settings.postgres, DIRECTORY))
         case _:
             sys.exit("usage: python -m shoal_kvindex [migrate]")

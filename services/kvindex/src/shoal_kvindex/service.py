@@ -131,7 +131,7 @@ class KvIndexService:
 
     async def start(self, process: Process) -> None:
         settings = self._settings
-        engine = create_engine(settings.database_url)
+        engine = create_engine(settings.postgres.database_url)
         process.stack.push_async_callback(engine.dispose)
         writer = DirectoryWriter(engine, settings.max_pending_changes)
         domain = assemble(settings, writer, process.clock)
@@ -172,7 +172,7 @@ class KvIndexService:
 
     def _start_lease(self, process: Process, readiness: Readiness) -> Lease:
         """On an engine of its own: a beat waits for no other question."""
-        engine = create_engine(self._settings.database_url, connections=1)
+        engine = create_engine(self._settings.postgres.database_url, connections=1)
         process.stack.push_async_callback(engine.dispose)
         lease = Lease(
             PostgresLeaseStore(engine), process.instance_id, process.clock, may_take=lambda: readiness.is_loaded
@@ -194,7 +194,7 @@ class KvIndexService:
     def _start_housekeeping(self, process: Process, domain: Domain, together: Together, readiness: Readiness) -> None:
         settings, lease, shared_log = self._settings, together.lease, together.log
         # Long questions on an engine of their own: one for the listing, one for the sweep.
-        engine = create_engine(settings.database_url, connections=2)
+        engine = create_engine(settings.postgres.database_url, connections=2)
         process.stack.push_async_callback(engine.dispose)
         client = HttpStoreClient(domain.instances)
         process.stack.push_async_callback(client.close)

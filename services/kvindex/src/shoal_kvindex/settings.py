@@ -5,15 +5,17 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from shoal_runtime.postgres import PostgresSettings
+from shoal_runtime.settings import ServiceSettings
 
 MINUTE_S = 60
 DAY_S = 24 * 60 * MINUTE_S
 LONGEST_S = 3650 * DAY_S
 
 
-class KvIndexSettings(PostgresSettings):
+class KvIndexSettings(ServiceSettings):
     """Read once, in ``__main__``."""
 
+    postgres: PostgresSettings = PostgresSettings()
     coordinator_port: int = Field(
         0, ge=0, le=65535, description="Port on which lmcache servers report; fixed, so that they find it; 0 takes any."
     )

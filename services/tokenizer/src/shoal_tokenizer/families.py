@@ -107,7 +107,7 @@ def _deepseek(folder: ModelFolder, dialect: Dialect) -> Family:
     try:
         model = load_model(dialect, folder.source, folder.vocabulary)
         renderer = DeepseekRenderer(dialect, model.tokens)
-        verify(renderer, folder.encoder, dialect, model.tokenizer)
+        verify(renderer, folder.encoder, model.tokenizer)
     except ModelMismatch as error:
         raise ModelFilesInvalid(f"{folder.path / 'tokenizer.json'} does not fit {dialect.name}: {error}") from error
     stop_ids = sorted(folder.stop_token_ids() | {model.tokens.end_of_turn})

@@ -50,9 +50,9 @@ def load_model(dialect: Dialect, source: str, vocabulary: Vocabulary) -> RecipeM
     return RecipeModel(vocabulary, tokenizer, dialect.version, ControlTokens(*ids))
 
 
-def verify(renderer: DeepseekRenderer, encoder: SegmentEncoder, dialect: Dialect, tokenizer: recipe.Tokenizer) -> None:
+def verify(renderer: DeepseekRenderer, encoder: SegmentEncoder, tokenizer: recipe.Tokenizer) -> None:
     """Raises ModelMismatch where our ids are not recipe's."""
-    reference = dialect.encoding.with_tokenizer(tokenizer)
+    reference = renderer.dialect.encoding.with_tokenizer(tokenizer)
     for conversation in _probes():
         try:
             expected = reference.encode(renderer.write(conversation))

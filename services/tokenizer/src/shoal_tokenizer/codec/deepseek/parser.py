@@ -29,7 +29,7 @@ from shoal_tokenizer.codec.arguments import ArgumentsGuard
 from shoal_tokenizer.codec.deepseek.dialects import ControlTokens
 from shoal_tokenizer.codec.deepseek.feed import Feed, TokenKinds
 from shoal_tokenizer.codec.shown_answer import ShownAnswer
-from shoal_tokenizer.codec.text_parser import NO_LOGPROB, Characters, show_token
+from shoal_tokenizer.codec.text_parser import NO_LOGPROB, show_token
 from shoal_tokenizer.codec.vocabulary import Vocabulary
 
 _STAGES = {
@@ -154,8 +154,8 @@ class DeepseekParser:
         self._read(self._processor.push(recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)))
         if self.stop_string is not None:
             return Delta()
-        if self._call is not None and self._call.is_mending:
-            self._end_call()  # cut or not: what was kept of it would be lost
+        if self._call is not None and self._call.looks_closed:
+            self._end_call()
         self._out.end_text()
         return self._out.take()
 
@@ -199,19 +199,12 @@ class DeepseekParser:
             self._call = None
 
     def _tokens_of(self, logprobs: _Logprobs | None) -> list[tuple[int, ShownToken]]:
-        """The tokens of a piece of text, and where in it each begins."""
+        """The tokens of a piece of text, and where in it each begins. Several are one character."""
         if self._tokens is None:
             return []
         numbers = sorted([*self._feed.replaced, *(int(entry.logprob) for entry in (logprobs or _Logprobs()).content)])
         self._feed.replaced.clear()
-        characters = Characters(is_first_space_dropped=False)
-        found: list[tuple[int, ShownToken]] = []
-        start = 0
-        for number in numbers:
-            token = self._tokens[number]
-            found.append((start, token))
-            start += len(characters.push(token.spelling))
-        return found
+        return [(0, self._tokens[number]) for number in numbers]
 
 
 class _OpenCall:
@@ -219,16 +212,20 @@ class _OpenCall:
 
     def __init__(self) -> None:
         self._guard = ArgumentsGuard()
+        self._last = ""
 
     @property
     def is_complete(self) -> bool:
         return self._guard.is_complete
 
     @property
-    def is_mending(self) -> bool:
-        return self._guard.is_mending
+    def looks_closed(self) -> bool:
+        """For an answer that is over: whether recipe closed the object, be it within a string that the model left open,
+        or there is a mistake, whose rest would be lost."""
+        return self._last == "}" or self._guard.is_mending
 
     def push(self, text: str) -> list[Part]:
+        self._last = text[-1]
         shown = self._guard.push(text)
         return [CallArguments(shown)] if shown else []
 

@@ -25,7 +25,7 @@ class DeepseekRenderer:
     """``PromptRenderer`` of one model; used by many threads at once."""
 
     def __init__(self, dialect: Dialect, tokens: ControlTokens) -> None:
-        self._dialect = dialect
+        self.dialect = dialect
         self._tokens = tokens
 
     def write(self, conversation: Conversation) -> recipe.Conversation:
@@ -33,7 +33,7 @@ class DeepseekRenderer:
         return write_conversation(conversation, thinks=_thinks(conversation), opens_calls=_opens_calls(conversation))
 
     def render(self, conversation: Conversation, now_s: int) -> Rendered:
-        dialect = self._dialect
+        dialect = self.dialect
         thinks = _thinks(conversation)
         prompt = dialect.encoding.render_conversation(self.write(conversation))
         start = AnswerStart.CALLS if _opens_calls(conversation) else _start(prompt)

@@ -109,7 +109,6 @@ class ChatCompletionEvents:
         if self._shape.has_usage_event:
             said, last = last, self._head + b'[],"usage":' + encode(usage_object(end.usage)) + b"}\n\n"
             self.events += 1
-        self.events += 1
         last = with_receipt(last.removesuffix(b"\n\n"), end.receipt_json) + b"\n\n"
         return said + last + DONE
 
@@ -117,7 +116,7 @@ class ChatCompletionEvents:
         return b""
 
     def fail(self, failure: ShownFailure, receipt_json: bytes | None) -> bytes:
-        self.events += 2
+        self.events += 1
         return event(error_object(failure, receipt_json)) + DONE
 
     def _take(self, part: Part) -> bytes:

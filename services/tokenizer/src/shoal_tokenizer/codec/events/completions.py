@@ -105,11 +105,10 @@ class CompletionEvents:
         if self._shape.has_usage_event:
             said, last = last, self._head + b'[],"usage":' + encode(usage_object(end.usage)) + b"}\n\n"
             self.events += 1
-        self.events += 1
         return said + with_receipt(last.removesuffix(b"\n\n"), end.receipt_json) + b"\n\n" + DONE
 
     def fail(self, failure: ShownFailure, receipt_json: bytes | None) -> bytes:
-        self.events += 2
+        self.events += 1
         return event(error_object(failure, receipt_json)) + DONE
 
     def _event(self, text: str, reason: str | None, tokens: Sequence[ShownToken] = ()) -> bytes:

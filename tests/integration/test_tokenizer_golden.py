@@ -13,8 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from shoal_model import DEFAULT_MODEL, prepare
 from shoal_tokenizer.codec.api import Api, Codec, Conversation, RequestNames
-from shoal_tokenizer.codec.chat_template.renderer import ChatTemplate
 from shoal_tokenizer.codec.chat_template.markers import Markers
+from shoal_tokenizer.codec.chat_template.renderer import ChatTemplate
 from shoal_tokenizer.model_files import load_codec
 
 MESSAGES = [

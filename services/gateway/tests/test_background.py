@@ -86,12 +86,15 @@ async def test_reader_hears_of_the_end_or_why_there_is_none() -> None:
 
 
 async def test_reader_that_does_not_read_is_cut_off_alone() -> None:
-    client = a_client(Reader(room=1))
+    reader = Reader(room=1)
+    client = a_client(reader)
     assert client.put(b"one", 1)
     assert client.put(b"two", 1)
+    reader.room = 10
+    assert client.put(b"three", 1)
+    assert reader.events == [b"one"], "nothing comes behind a gap"
     with pytest.raises(Interrupted):
         await client.told()
-    assert client.put(b"three", 1)
 
 
 async def test_runs_are_cancelled_by_their_name_and_forgotten_at_their_end() -> None:

@@ -5,20 +5,21 @@ import json
 import pytest
 
 from shoal_contracts.errors import BadRequest
-from shoal_gateway.store.items import join_history, list_items
+from shoal_gateway.store.items import join_items, list_items, output_items
 
 ITEMS = [{"id": f"item_{number}", "text": "\u0000 ü 😀"} for number in range(5)]
 STORED = json.dumps(ITEMS).encode()
 
 
-def test_history_is_input_and_output_of_each_turn() -> None:
-    first = b'{"output":[{"id":"a","big":12345678901234567890123}],"id":"resp_1"}'
-    joined = join_history([(b'[{"id":"1"}]', first), (b'[{"id":"2"}]', b'{"id":"resp_2","output":[]}')])
-    assert joined == b'[{"id":"1"},{"id":"a","big":12345678901234567890123},{"id":"2"}]'
+def test_items_go_through_as_they_are() -> None:
+    body = b'{"output":[{"id":"a", "big":12345678901234567890123}],"id":"resp_1"}'
+    assert output_items(body) == b'[{"id":"a", "big":12345678901234567890123}]'
+    joined = join_items([b'[{"id":"1"}]', output_items(body), b"[]", b'[{"id":"2"}]'])
+    assert joined == b'[{"id":"1"},{"id":"a", "big":12345678901234567890123},{"id":"2"}]'
 
 
 def test_response_that_was_lost_has_no_output() -> None:
-    assert join_history([(b"[]", b'{"id":"resp_1"}')]) == b"[]"
+    assert output_items(b'{"id":"resp_1"}') == b"[]"
 
 
 def page(*, is_newest_first: bool = False, after: str | None = None, limit: int = 20) -> dict[str, object]:

@@ -25,13 +25,14 @@ _read_item = msgspec.json.Decoder(_Item).decode
 _write = msgspec.json.Encoder().encode
 
 
-def join_history(turns: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """(input items, response object) of each turn, oldest first -> all items as one array."""
-    items: list[msgspec.Raw] = []
-    for input_items, body in turns:
-        items += _read_items(input_items)
-        items += _read_body(body).output
-    return _write(items)
+def output_items(body: bytes) -> bytes:
+    """Those of a response object, as an array."""
+    return _write(_read_body(body).output)
+
+
+def join_items(arrays: Iterable[bytes]) -> bytes:
+    """One array of all items."""
+    return _write([item for array in arrays for item in _read_items(array)])
 
 
 def list_items(input_items: bytes, *, is_newest_first: bool, after: str | None, limit: int) -> bytes:

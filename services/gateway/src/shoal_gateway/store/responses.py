@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from shoal_contracts.errors import BadRequest, Unavailable
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.request import Storage, StoredResponse
-from shoal_gateway.store.items import join_history
+from shoal_gateway.store.items import join_items, output_items
 from shoal_runtime.logs import get_logger
 from shoal_runtime.postgres import STORE_FAILURES
 
@@ -39,27 +39,28 @@ INPUT_ITEMS = text(f"SELECT input_items FROM gateway.responses WHERE {_THERE}")
 DELETE = text(f"DELETE FROM gateway.responses WHERE {_THERE} RETURNING {_TOLD}")
 PUT = text("""
     INSERT INTO gateway.responses (tenant, id, previous_response_id, created_at, expires_at, is_background, deadline_at,
-                                   lost_body, input_items, body, size_bytes)
+                                   lost_body, input_items, output_items, body, items_bytes)
     VALUES (:tenant, :id, :previous_id, now(), now() + :retention, :is_background,
-            now() + CAST(:budget AS interval), :lost_body, :input_items, :body, :size_bytes)
+            now() + CAST(:budget AS interval), :lost_body, :input_items, :output_items, :body, :items_bytes)
     ON CONFLICT DO NOTHING
 """)
 FINISH = text("""
     UPDATE gateway.responses
-    SET body = :body, size_bytes = octet_length(input_items) + :body_bytes, deadline_at = NULL, lost_body = NULL
+    SET body = :body, output_items = :output_items, items_bytes = octet_length(input_items) + :output_bytes,
+        deadline_at = NULL, lost_body = NULL
     WHERE tenant = :tenant AND id = :id AND deadline_at > now()
 """)
-# Newest first, so that what is too long ends where the bound is reached.
+# From the newest on, so that what is too long ends where the bound is reached.
 CHAIN = text(f"""
     WITH RECURSIVE chain AS (
-        SELECT id, previous_response_id, 1 AS turn, CAST(size_bytes AS bigint) AS bytes
+        SELECT id, previous_response_id, 1 AS turn, CAST(items_bytes AS bigint) AS bytes
         FROM gateway.responses WHERE {_THERE}
         UNION ALL
-        SELECT r.id, r.previous_response_id, c.turn + 1, c.bytes + r.size_bytes
+        SELECT r.id, r.previous_response_id, c.turn + 1, c.bytes + r.items_bytes
         FROM chain c JOIN gateway.responses r ON r.tenant = :tenant AND r.id = c.previous_response_id
         WHERE r.expires_at > now() AND c.turn < :max_turns AND c.bytes <= :max_bytes
     )
-    SELECT r.id, r.previous_response_id, c.bytes, r.input_items, {_TOLD}
+    SELECT r.previous_response_id, c.bytes, r.input_items, r.output_items, r.deadline_at > now() AS is_running
     FROM chain c JOIN gateway.responses r ON r.tenant = :tenant AND r.id = c.id ORDER BY c.turn DESC
 """)
 SWEEP = text("""
@@ -92,13 +93,15 @@ class PostgresResponses:
 
     async def put_running(self, tenant: str, storage: Storage, budget_s: float) -> None:
         values = self._values(tenant, storage, storage.pending_body)
-        await self._tell(PUT, values | {"budget": timedelta(seconds=budget_s), "lost_body": storage.lost_body})
+        await self._run(PUT, values | {"budget": timedelta(seconds=budget_s), "lost_body": storage.lost_body})
 
     async def finish(self, tenant: str, response_id: str, body: bytes) -> None:
-        await self._tell(FINISH, {"tenant": tenant, "id": response_id, "body": body, "body_bytes": len(body)})
+        output = output_items(body)
+        values = {"body": body, "output_items": output, "output_bytes": len(output)}
+        await self._run(FINISH, {"tenant": tenant, "id": response_id, **values})
 
     async def put_done(self, tenant: str, storage: Storage, body: bytes) -> None:
-        await self._tell(PUT, self._values(tenant, storage, body) | {"budget": None, "lost_body": None})
+        await self._run(PUT, self._values(tenant, storage, body) | {"budget": None, "lost_body": None})
 
     async def history(self, tenant: str, response_id: str) -> bytes:
         bounds = {"max_turns": MAX_TURNS, "max_bytes": MAX_HISTORY_BYTES}
@@ -120,7 +123,7 @@ class PostgresResponses:
             )
         if oldest.previous_response_id is not None:
             raise _not_found(oldest.previous_response_id)
-        return join_history((row.input_items, row.body) for row in rows)
+        return join_items(array for row in rows for array in (row.input_items, row.output_items))
 
     async def sweep(self) -> int:
         """Delete some expired rows, where no other gateway does so now; how many."""
@@ -131,6 +134,7 @@ class PostgresResponses:
             return (await connection.execute(SWEEP, {"rows": SWEEP_ROWS})).rowcount
 
     def _values(self, tenant: str, storage: Storage, body: bytes) -> dict[str, Any]:
+        output = output_items(body)
         return {
             "tenant": tenant,
             "id": storage.response_id,
@@ -138,17 +142,15 @@ class PostgresResponses:
             "retention": self._retention,
             "is_background": storage.is_background,
             "input_items": storage.input_items,
+            "output_items": output,
             "body": body,
-            "size_bytes": len(storage.input_items) + len(body),
+            "items_bytes": len(storage.input_items) + len(output),
         }
 
     async def _ask(self, question: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
         if not _ID.fullmatch(values["id"]):
             return []  # we never make such ids, and Postgres does not take every letter
         return await self._run(question, values)
-
-    async def _tell(self, statement: TextClause, values: Mapping[str, Any]) -> None:
-        await self._run(statement, values)
 
     async def _run(self, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
         if not self.is_ready:

@@ -33,8 +33,9 @@ responses = Table(
     Column("deadline_at", DateTime(timezone=True)),
     Column("lost_body", LargeBinary),
     Column("input_items", LargeBinary, nullable=False),
+    Column("output_items", LargeBinary, nullable=False),  # those of body, so that a history need not read bodies
     Column("body", LargeBinary, nullable=False),
-    Column("size_bytes", Integer, nullable=False),
+    Column("items_bytes", Integer, nullable=False),
     PrimaryKeyConstraint("tenant", "id"),
     Index("responses_by_expiry", "expires_at"),
 )

@@ -23,8 +23,9 @@ def upgrade() -> None:
         sa.Column("deadline_at", sa.DateTime(timezone=True)),
         sa.Column("lost_body", sa.LargeBinary),
         sa.Column("input_items", sa.LargeBinary, nullable=False),
+        sa.Column("output_items", sa.LargeBinary, nullable=False),
         sa.Column("body", sa.LargeBinary, nullable=False),
-        sa.Column("size_bytes", sa.Integer, nullable=False),
+        sa.Column("items_bytes", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("tenant", "id"),
         schema=SCHEMA,
     )

@@ -78,6 +78,13 @@ def shown(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """recipe keeps results as they came and sorts them while it renders."""
+    order = {call_id: n for n, (call_id, *_rest) in enumerate(c for m in messages for c in m["calls"])}
+    results = iter(sorted((m for m in messages if m["role"] == "tool"), key=lambda m: order[m["answers"]]))
+    return [next(results) if message["role"] == "tool" else message for message in messages]
+
+
 def shown_there(message: Any) -> dict[str, Any]:
     calls = [(call.id, call.name, json.loads(call.arguments)) for call in message.tool_calls or ()]
     return {
@@ -97,7 +104,8 @@ def test_the_conversation_is_recipes(name: str) -> None:
     converted = CONVERTER.convert(body, RequestNames("r1", 0))
     ours = converted.prompt
     assert isinstance(ours, Conversation)
-    assert [shown(message) for message in ours.messages] == [shown_there(message) for message in theirs.messages]
+    expected = in_call_order([shown_there(message) for message in theirs.messages])
+    assert [shown(message) for message in ours.messages] == expected
     assert ours.is_continued == bool(theirs.messages[-1].prefix)
     tools = [tool["function"] for tool in ours.tools or ()]
     assert [(tool["name"], tool["description"], tool["parameters"]) for tool in tools] == [

@@ -1,8 +1,9 @@
 """The arguments of a tool call as the model writes them -> always the text of one JSON object.
 
 Clients parse what they have collected when a call ends, and agents fail on what is no JSON. Valid text passes as it
-comes, but for a number or word, which waits for its end. From the first thing that is no JSON on, the rest is kept and
-becomes one string at the place where it stood: the agent shows the model its own mistake instead of losing the call.
+comes, but for a number or word, which waits for its end. From the first thing that is no JSON on, the rest becomes one
+string at the place where it stood: the agent shows the model its own mistake instead of losing the call. Of that rest
+only white space and a brace at its end are withheld: they may be what closes the object.
 """
 
 import enum
@@ -16,6 +17,8 @@ _ESCAPE_BEGIN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR = re.compile(r"[-+.0-9a-zA-Z]+")
 _NUMBER_OR_WORD = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _MAX_DEPTH = 128  # deeper than that parsers of clients give up
+_MAX_HELD_CHARS = 1024  # longer blanks, and longer numbers and words, are no end and no value
+_CLOSING = re.compile(r"[ \t\n\r]*\}?[ \t\n\r]*\Z")
 
 
 class _Due(enum.Enum):
@@ -31,13 +34,13 @@ class _Due(enum.Enum):
     NOTHING = "nothing"
 
 
-_INSTEAD = {_Due.KEY: '"": ', _Due.FIRST_KEY: '"": ', _Due.COLON: ": "}
+_BEFORE_REST = {_Due.OBJECT: '{"": ', _Due.KEY: '"": ', _Due.FIRST_KEY: '"": ', _Due.COLON: ": "}
 
 
 class ArgumentsGuard:
     """Of one call; used by one parser."""
 
-    __slots__ = ("_due", "_held", "_in_string", "_is_key", "_rest", "_stack")
+    __slots__ = ("_due", "_held", "_in_string", "_is_key", "_is_rest_begun", "_stack", "is_mending")
 
     def __init__(self) -> None:
         self._due = _Due.OBJECT
@@ -45,44 +48,62 @@ class ArgumentsGuard:
         self._held = ""  # not yet judged: a number, a word, half an escape
         self._in_string = False
         self._is_key = False
-        self._rest: list[str] | None = None  # from the first mistake on
+        self._is_rest_begun = False
+        self.is_mending = False  # a mistake was found: what comes is the rest
 
     @property
     def is_complete(self) -> bool:
         """Whether what was shown is the whole object."""
         return self._due is _Due.NOTHING
 
-    @property
-    def is_mending(self) -> bool:
-        """Whether a mistake was found, so that the rest comes with the end."""
-        return self._rest is not None
-
     def push(self, text: str) -> str:
         """What of it can be shown now."""
-        if self._rest is not None:
-            self._rest.append(text)
-            return ""
         text, self._held = self._held + text, ""
         shown: list[str] = []
         at = 0
-        while at < len(text):
+        while at < len(text) and not self.is_mending:
             step = self._in(text, at) if self._in_string else self._between(text, at)
-            if step is None:  # the rest is undecided, or a mistake
-                if self._rest is None:
-                    self._held = text[at:]
-                else:
-                    self._rest.append(text[at:])
+            if step is None:
                 break
             at, piece = step
             shown.append(piece)
+        if at < len(text) and not self.is_mending and len(text) - at > _MAX_HELD_CHARS:
+            self.is_mending = True
+        if self.is_mending:
+            shown.append(self._push_rest(text[at:]))
+        else:
+            self._held = text[at:]
         return "".join(shown)
 
     def close(self) -> str:
         """The call is complete: what is missing of a JSON object."""
-        shown = self._close_held() if self._rest is None else self._close_rest()
+        shown = self._close_rest() if self.is_mending else self._close_held()
         closers = "".join("}" if opened == "{" else "]" for opened in reversed(self._stack))
         self._stack = []
         return shown + closers
+
+    def _push_rest(self, text: str) -> str:
+        closing = _CLOSING.search(text)
+        end = closing.start() if closing and len(text) - closing.start() <= _MAX_HELD_CHARS else len(text)
+        self._held = text[end:]
+        return self._show_rest(text[:end])
+
+    def _show_rest(self, text: str) -> str:
+        """More of the string that the rest becomes; what it must stand behind comes before its first piece."""
+        if not text or self._due is _Due.NOTHING:
+            return ""
+        before = ""
+        if not self._is_rest_begun:
+            before = self._before_rest() + '"'
+            self._is_rest_begun = True
+        return before + json.dumps(text, ensure_ascii=False)[1:-1]
+
+    def _before_rest(self) -> str:
+        if self._due is _Due.OBJECT:
+            self._stack.append("{")
+        if self._due is _Due.COMMA:
+            return ', "": ' if self._stack[-1] == "{" else ", "
+        return _BEFORE_REST.get(self._due, "")
 
     def _in(self, text: str, at: int) -> tuple[int, str] | None:
         if run := _STRING_RUN.match(text, at):
@@ -107,17 +128,17 @@ class ArgumentsGuard:
             return self._scalar(text, scalar)
         if self._mark(text[at]):
             return at + 1, text[at]
-        self._rest = []
+        self.is_mending = True
         return None
 
     def _scalar(self, text: str, scalar: re.Match[str]) -> tuple[int, str] | None:
         if self._due not in (_Due.VALUE, _Due.FIRST_VALUE):
-            self._rest = []
+            self.is_mending = True
             return None
         if scalar.end() == len(text):
             return None  # it may go on
         if not _NUMBER_OR_WORD.fullmatch(scalar.group()):
-            self._rest = []
+            self.is_mending = True
             return None
         self._due = _Due.COMMA
         return scalar.end(), scalar.group()
@@ -168,14 +189,9 @@ class ArgumentsGuard:
         return {_Due.VALUE: "null", _Due.COLON: ": null", _Due.KEY: '"": null'}.get(self._due, "")
 
     def _close_rest(self) -> str:
-        rest = "".join(self._rest or ())
+        held, self._held = self._held.rstrip(), ""
         # What a writer put around the value closes what is open anyway.
-        rest = rest.rstrip().removesuffix("}" if self._stack[:1] == ["{"] else "").rstrip()
-        if self._due is _Due.NOTHING:
-            return ""
-        shown = json.dumps(rest, ensure_ascii=False)
-        if self._due is _Due.OBJECT:
-            return '{"": ' + shown + "}"
-        if self._due is _Due.COMMA:
-            return (', "": ' if self._stack[-1] == "{" else ", ") + shown if rest else ""
-        return _INSTEAD.get(self._due, "") + shown
+        shown = self._show_rest(held.removesuffix("}").rstrip() if self._stack[:1] == ["{"] else held)
+        if self._is_rest_begun:
+            return shown + '"'
+        return '""' if self._due in (_Due.VALUE, _Due.FIRST_VALUE) else self._filling()

@@ -62,11 +62,11 @@ class TextSettings(Object):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class CacheOptions(Object):
+class CacheOptions(Object, rename={"lifetime": "ttl"}):
     comparison_response_id: Any = None
     mode: Any = None
     prewarm: bool | None = None
-    ttl: Any = None
+    lifetime: Any = None
 
 
 class Request(Object, kw_only=True):

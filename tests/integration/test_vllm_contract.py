@@ -19,6 +19,7 @@ from shoal_testkit.servers import LmcacheRunning, lmcache_running
 from shoal_testkit.store_http import store_http
 from shoal_testkit.suites.engine import EngineContract
 from shoal_testkit.suites.engine_lab import Variant
+from shoal_testkit.tiny_tokenizer import write_tiny_tokenizer
 from shoal_testkit.vllm_probe import engine_process_ids, forget_engine_copies
 
 START_S = 300.0
@@ -40,6 +41,7 @@ class TestVllm(EngineContract):
     async def store(cls, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
         cls.folder = tmp_path_factory.mktemp("vllm")
         write_tiny_model(cls.folder / "model", context_tokens=2048)
+        cls.tokenizer_folder = write_tiny_tokenizer(cls.folder / "model")
         os.environ[SWITCH_VARIABLE] = str(cls.folder / SWITCH)
         async with lmcache_running(cls.folder / "shared") as lmcache:
             cls.lmcache = lmcache

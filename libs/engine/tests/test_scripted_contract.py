@@ -2,12 +2,17 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import ClassVar
+
+import pytest
 
 from shoal_engine.api import Engine
 from shoal_engine.scripted import BlockStore, Faults, ScriptedEngine, ScriptedModel, SharedMemory, Timing
+from shoal_engine.scripted.constraint import Constraints
 from shoal_runtime.clock import SystemClock
 from shoal_testkit.suites.engine import EngineContract, Variant
+from shoal_testkit.tiny_tokenizer import write_tiny_tokenizer
 
 SHARED = SharedMemory()
 
@@ -15,7 +20,7 @@ SHARED = SharedMemory()
 class Lab:
     """One engine with its store and the switches that break it."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant, tokenizer_folder: Path) -> None:
         self.store = BlockStore(SHARED)
         self.is_load_broken = False
         self.is_step_broken = False
@@ -27,6 +32,7 @@ class Lab:
                 max_cached_tokens=4096,
                 max_step_tokens=256,
                 max_running_requests=4,
+                constraints=Constraints(tokenizer_folder / "tokenizer.json", 1000),
             ),
             clock=SystemClock(),
             store=self.store,
@@ -42,9 +48,14 @@ class Lab:
 class TestScriptedEngine(EngineContract):
     labs: ClassVar[dict[int, Lab]] = {}
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def tokenizer(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.tokenizer_folder = write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
     @classmethod
     def make_engine(cls, variant: Variant) -> Engine:
-        lab = Lab(variant)
+        lab = Lab(variant, cls.tokenizer_folder)
         cls.labs[id(lab.engine)] = lab
         return lab.engine
 

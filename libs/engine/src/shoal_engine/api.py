@@ -19,8 +19,12 @@ Promises that hold in every implementation (testkit/suites/engine.py checks each
 * At temperature 0 in float32 the tokens do not depend on what was hit.
 * ``load`` answers from memory, never blocks and never raises.
 * ``prefetch`` computes nothing, changes no output and raises nothing but CancelledError.
+* With a constraint every token is one that it allows, and the answer ends with a stop token only where it is complete.
+  One that cannot be read or held raises RequestRefused before anything runs, and the engine serves on. A constraint
+  begins with the first token of an answer: with resumed tokens it is refused. ``prefill`` does not look at it.
 
-docs/decisions/0006-blocks.md, docs/decisions/0016-deadlines-and-typed-failures.md
+docs/decisions/0006-blocks.md, docs/decisions/0016-deadlines-and-typed-failures.md,
+docs/decisions/0032-constraints-are-structural-tags.md
 """
 
 import enum
@@ -62,6 +66,7 @@ class Sampling:
     logprobs: int | None = None  # alternatives told with each token; 0 tells only the chosen one
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    constraint: str | None = None  # a structural tag as JSON; None: anything may be generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,23 @@ class EngineRequest:
     cache_salt: str = ""
     items: tuple[Item, ...] = ()
     resumed_token_ids: Sequence[int] = ()
+
+
+MAX_CONSTRAINT_CHARS = 1 << 20
+
+
+def check_constraint(request: EngineRequest) -> None:
+    """RequestRefused for a constraint that no engine holds, whatever it says."""
+    constraint = request.sampling.constraint
+    if constraint is None:
+        return
+    if request.resumed_token_ids:
+        raise RequestRefused("an answer under a constraint cannot go on after tokens that were generated elsewhere")
+    if len(constraint) > MAX_CONSTRAINT_CHARS:
+        raise RequestRefused(
+            f"schemas and tools make a constraint of {len(constraint)} characters; "
+            f"at most {MAX_CONSTRAINT_CHARS} are held"
+        )
 
 
 @dataclass(frozen=True, slots=True)

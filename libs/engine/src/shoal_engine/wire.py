@@ -35,6 +35,7 @@ def to_sampling(message: pb.Sampling) -> Sampling:
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
         ignore_eos=message.ignore_eos,
+        constraint=message.constraint if message.HasField("constraint") else None,
     )
 
 

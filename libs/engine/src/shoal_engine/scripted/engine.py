@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal_contracts.ids import pack_u32
 from shoal_engine.api import (
     EngineDescription,
     EngineFailed,
@@ -26,8 +27,12 @@ from shoal_engine.api import (
     StateGroup,
     StateKind,
     Step,
+    check_constraint,
 )
+from shoal_engine.grammar import check_grammar
+from shoal_engine.scripted.constraint import Constraints
 from shoal_engine.scripted.prefetch import Prefetcher
+from shoal_engine.scripted.script import Script
 from shoal_engine.scripted.sequence import LiveRequest, enter, invented_logprobs
 from shoal_engine.scripted.server import StoreServer
 from shoal_engine.scripted.store import OBJECT_GROUP, BlockStore
@@ -48,6 +53,8 @@ class ScriptedModel:
     max_running_requests: int = 16
     max_cached_tokens: int = 1 << 18
     max_step_tokens: int = 2048
+    script: Script | None = None  # what it says instead of invented tokens
+    constraints: Constraints | None = None  # None: a request with one is refused
 
     def __post_init__(self) -> None:
         if self.max_cached_tokens < self.max_context_tokens:
@@ -127,7 +134,7 @@ class ScriptedEngine:
 
     async def prefill(self, request: EngineRequest) -> PrefillResult:
         resumed_tokens = len(request.resumed_token_ids)
-        one_token = replace(request, sampling=replace(request.sampling, max_tokens=resumed_tokens + 1))
+        one_token = replace(request, sampling=replace(request.sampling, max_tokens=resumed_tokens + 1, constraint=None))
         hit_tokens, first_token = 0, None
         async with aclosing(self.generate(one_token)) as steps:
             async for step in steps:
@@ -141,6 +148,7 @@ class ScriptedEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         live = self._enter(request)
+        await self._constrain(live)
         if live.answer_tokens >= live.max_tokens:
             yield Step((), hit_tokens=0, finish=FinishReason.LENGTH)
             return
@@ -163,8 +171,21 @@ class ScriptedEngine:
         tokens = len(request.token_ids) + len(request.resumed_token_ids)
         if not request.token_ids or tokens >= self._model.max_context_tokens:
             raise RequestRefused(f"{tokens} tokens leave no room in a context of {self._model.max_context_tokens}")
+        check_constraint(request)
         model = self._model
-        return enter(request, model.vocabulary_tokens, model.block_tokens, model.eos_token_id)
+        live = enter(request, model.vocabulary_tokens, model.block_tokens, model.eos_token_id)
+        if model.script is not None:
+            live.played = model.script.find(pack_u32(request.token_ids))
+        return live
+
+    async def _constrain(self, live: LiveRequest) -> None:
+        constraint, constraints = live.request.sampling.constraint, self._model.constraints
+        if constraint is None:
+            return
+        if constraints is None:
+            raise RequestRefused("this engine has no tokenizer to hold a constraint with: set SHOAL_SCRIPTED_TOKENIZER")
+        await check_grammar(constraint)
+        live.constrained = await asyncio.to_thread(constraints.compile, constraint, live.stop_token_ids)
 
     async def prefetch(self, request: EngineRequest) -> Prefetched:
         if self._failure is not None or not request.token_ids or self._faults.loses_store():
@@ -322,7 +343,12 @@ class ScriptedEngine:
         self._store_whole_blocks(live)
         if live.computed_tokens < len(live.token_ids):
             return
-        token_id = live.chain.choose()
+        try:
+            token_id = live.choose()
+        except RequestRefused as refusal:
+            live.steps.fail(refusal)
+            self._release(live)
+            return
         if token_id in live.stop_token_ids:
             self._end(live, FinishReason.STOP, token_id)
             return

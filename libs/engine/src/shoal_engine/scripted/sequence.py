@@ -1,9 +1,9 @@
 """One request inside the scripted engine: its tokens, what of them is computed, and what waits for its reader.
 
 The next token is a pure function of every token before it (resumed ones included), the items and the size of the
-vocabulary. So it makes no difference which engine computed what, and any mix of prefill, hand-off, resume and
-recompute can be checked against one uninterrupted run. Temperature, penalties and seeds are accepted and change
-nothing.
+vocabulary, or, with a script or a constraint, of the prompt and its place in the answer. So it makes no difference
+which engine computed what, and any mix of prefill, hand-off, resume and recompute can be checked against one
+uninterrupted run. Temperature, penalties and seeds are accepted and change nothing.
 """
 
 import asyncio
@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal_contracts.ids import pack_u32
-from shoal_engine.api import EngineRequest, FinishReason, Item, Step, TokenLogprobs
+from shoal_engine.api import EngineRequest, FinishReason, Item, RequestRefused, Step, TokenLogprobs
+from shoal_engine.scripted.constraint import ConstrainedAnswer
+from shoal_engine.scripted.script import PlayedAnswer
 from shoal_engine.scripted.store import BlockKey
 from shoal_kvblocks import block_hashes, extend_hashes, split_hashes
 
@@ -100,6 +102,8 @@ class LiveRequest:
     hashes: bytes  # of the whole blocks of token_ids, as far as they were needed
     max_tokens: int
     stop_token_ids: frozenset[int]
+    played: PlayedAnswer | None = None
+    constrained: ConstrainedAnswer | None = None
     steps: StepBuffer = field(default_factory=StepBuffer)
     computed_tokens: int = 0  # their KV is in the engine
     stored_blocks: int = 0
@@ -119,6 +123,25 @@ class LiveRequest:
     @property
     def answer_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.token_ids)
+
+    def choose(self) -> int:
+        """The next token. Raises RequestRefused where the script says what the constraint forbids."""
+        token_id = self._wish()
+        if self.constrained is None:
+            return token_id
+        if self.played is None:
+            token_id = self.constrained.choose(token_id)
+        if not self.constrained.accept(token_id):
+            raise RequestRefused("the script has an answer that the constraint of the request does not allow")
+        return token_id
+
+    def _wish(self) -> int:
+        if self.played is not None:
+            if self.answer_tokens < len(self.played.token_ids):
+                return self.played.token_ids[self.answer_tokens]
+            if self.played.is_ended and self.stop_token_ids:
+                return min(self.stop_token_ids)
+        return self.chain.choose()
 
     def keys(self, pool: str, block_tokens: int, tokens: int, first_block: int = 0) -> list[BlockKey]:
         """Names of the whole blocks among the first ``tokens`` tokens, from ``first_block`` on."""

@@ -10,9 +10,11 @@ from pathlib import Path
 from pydantic import Field
 
 from shoal_contracts.ids import new_instance_id
+from shoal_engine.scripted.constraint import Constraints
 from shoal_engine.scripted.engine import ScriptedEngine, ScriptedModel
 from shoal_engine.scripted.prefetch import Prefetcher
 from shoal_engine.scripted.reporter import ReporterSettings, StoreReporter
+from shoal_engine.scripted.script import Script
 from shoal_engine.scripted.server import ServedPool, StoreServer
 from shoal_engine.scripted.store import BlockStore, SharedFolder, SharedMemory
 from shoal_engine.scripted.timing import Timing
@@ -42,6 +44,8 @@ class ScriptedSettings(EnvironmentSettings):
     store_http_port: int = Field(
         0, ge=0, le=65535, description="Where the store lists, deletes and prefetches once it reports; 0: a free port."
     )
+    script: str = Field("", description="File of answers to play, for tests and demonstrations; empty: none.")
+    tokenizer: str = Field("", description="tokenizer.json of the model; without it constraints are refused.")
     flush_s: float = Field(1.0, gt=0, le=60, description="How often the store reports.")
 
 
@@ -107,4 +111,6 @@ def _model(settings: EngineSettings, own: ScriptedSettings) -> ScriptedModel:
         max_running_requests=settings.max_running_requests,
         max_cached_tokens=max(context_tokens, settings.kv_memory_bytes // own.kv_bytes_per_token),
         max_step_tokens=settings.max_step_tokens,
+        script=Script.read(Path(own.script)) if own.script else None,
+        constraints=Constraints(Path(own.tokenizer), own.vocabulary_tokens) if own.tokenizer else None,
     )

@@ -101,7 +101,9 @@ class VllmEngine:
         log.info("engine.started", pool=self._launched.pool, max_cached_tokens=self._launched.max_cached_tokens)
 
     async def prefill(self, request: EngineRequest) -> PrefillResult:
-        one_token = replace(request.sampling, max_tokens=len(request.resumed_token_ids) + 1, logprobs=None)
+        one_token = replace(
+            request.sampling, max_tokens=len(request.resumed_token_ids) + 1, logprobs=None, constraint=None
+        )
         prompt_tokens = len(request.token_ids) + len(request.resumed_token_ids)
         async with aclosing(self.generate(replace(request, sampling=one_token))) as steps:
             async for step in steps:
@@ -235,6 +237,7 @@ class VllmEngine:
 
         from shoal_engine.vllm import translation
 
+        await _check_grammar(request.sampling.constraint)
         try:
             params = translation.to_sampling_params(request.sampling, max_tokens, launched.model)
             return await launched.llm.add_request(request.request_id, translation.to_prompt(request), params)
@@ -249,6 +252,15 @@ def _launch(settings: EngineSettings, role: EngineRole | None, connector: str) -
     except ImportError as exc:
         raise EngineFailed(f"vLLM is not installed completely: {exc}") from exc
     return launch(settings, role, connector)
+
+
+async def _check_grammar(constraint: str | None) -> None:
+    """RequestRefused for what xgrammar cannot read: in vLLM's own process it would be found too late to say so."""
+    if constraint is None:
+        return
+    from shoal_engine.grammar import check_grammar
+
+    await check_grammar(constraint)
 
 
 async def _state_groups(settings: EngineSettings, launched: "Launched") -> tuple[StateGroup, ...]:

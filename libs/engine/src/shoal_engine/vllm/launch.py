@@ -110,6 +110,7 @@ def launch(settings: EngineSettings, role: EngineRole | None, connector: str) ->
     is_cpu = current_platform.is_cpu()
     try:
         args = _engine_args(settings, profile, is_cpu=is_cpu)
+        args.skip_tokenizer_init = not _needs_tokenizer(settings, role)
         if is_cpu:
             set_cpu_environment(settings.cpu_threads, is_compiled=not args.enforce_eager)
         if settings.store_port:
@@ -159,13 +160,18 @@ def _engine_args(settings: EngineSettings, profile: Profile, *, is_cpu: bool) ->
     return AsyncEngineArgs(**{**ours, **told})
 
 
+def _needs_tokenizer(settings: EngineSettings, role: EngineRole | None) -> bool:
+    """Only constraints need one, and prefill does not look at them. A folder without one holds no constraints."""
+    folder = Path(settings.model)
+    return role is not EngineRole.PREFILL and (not folder.is_dir() or (folder / "tokenizer.json").is_file())
+
+
 def _our_arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
     return dict(
         model=settings.model,
         revision=settings.revision or None,
         served_model_name=settings.shown_name,
         dtype=_dtype(settings, is_cpu=is_cpu),
-        skip_tokenizer_init=True,
         block_size=settings.block_tokens,
         max_model_len=settings.max_context_tokens,
         max_num_seqs=settings.max_running_requests,

@@ -11,9 +11,18 @@ from typing import Any
 from vllm.inputs import TokensInput, tokens_input
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from shoal_engine.api import EngineFailed, EngineRequest, FinishReason, RequestRefused, Sampling, Step, TokenLogprobs
+from shoal_engine.api import (
+    EngineFailed,
+    EngineRequest,
+    FinishReason,
+    RequestRefused,
+    Sampling,
+    Step,
+    TokenLogprobs,
+    check_constraint,
+)
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.CANCEL}
 _MAX_SALT_CHARACTERS = 128
@@ -32,6 +41,7 @@ class ModelFacts:
 
 def check_request(request: EngineRequest, facts: ModelFacts) -> None:
     """Raises RequestRefused for what can never run."""
+    check_constraint(request)
     if request.items:
         raise RequestRefused("this engine takes text only")
     if not request.token_ids:
@@ -79,6 +89,7 @@ def to_sampling_params(sampling: Sampling, max_tokens: int, facts: ModelFacts) -
         if (value := getattr(sampling, name)) is not None:
             chosen[name] = value
     # The end of the answer is made of stop tokens alone, so that the one that ended it is always told.
+    constraint = sampling.constraint
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(facts.eos_token_ids))
     return SamplingParams(
         **chosen,
@@ -87,6 +98,7 @@ def to_sampling_params(sampling: Sampling, max_tokens: int, facts: ModelFacts) -
         ignore_eos=True,
         logprobs=sampling.logprobs,
         logit_bias=dict(sampling.logit_bias) or None,
+        structured_outputs=None if constraint is None else StructuredOutputsParams(structural_tag=constraint),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from shoal_engine.api import Engine, EngineFailed, FinishReason, RequestRefused
+from shoal_testkit.suites.constraint import ConstraintContract
 from shoal_testkit.suites.engine_lab import GREEDY, Answer, Variant, read, whole_blocks_before_last
 from shoal_testkit.suites.prefetch import PrefetchContract
 
@@ -18,7 +19,7 @@ __all__ = ["EngineContract", "Variant"]
 
 
 @pytest.mark.asyncio(loop_scope="class")
-class EngineContract(PrefetchContract):
+class EngineContract(PrefetchContract, ConstraintContract):
     """Subclass as ``Test<Engine>``, implement the hooks, set the two numbers.
 
     ``make_engine`` must give at least four blocks of context and four running requests, compute in float32 (or

@@ -4,7 +4,16 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from shoal_decode.token_stream import Outcome, Placement, StreamEnd, TokenStream
-from shoal_engine.api import Engine, EngineFailed, EngineRequest, FinishReason, RequestRefused, Sampling, Step
+from shoal_engine.api import (
+    ConstraintRefused,
+    Engine,
+    EngineFailed,
+    EngineRequest,
+    FinishReason,
+    RequestRefused,
+    Sampling,
+    Step,
+)
 from shoal_engine.scripted import BlockStore, Faults, ScriptedEngine, ScriptedModel, SharedMemory
 from shoal_runtime.clock import SystemClock
 
@@ -144,6 +153,7 @@ async def test_process_that_closes_still_tells_the_end() -> None:
     [
         (EngineFailed("gone"), Outcome.ENGINE_FAILED),
         (RequestRefused("too odd"), Outcome.ENGINE_REFUSED),
+        (ConstraintRefused("make it simpler"), Outcome.ENGINE_REFUSED),
         (ZeroDivisionError(), Outcome.CRASHED),
         (TimeoutError(), Outcome.CRASHED),
     ],
@@ -152,6 +162,7 @@ async def test_every_failure_of_the_engine_is_an_outcome(error: Exception, outco
     sink = Sink()
     await TokenStream(Broken(error), a_placement(), sink).run()
     assert sink.end.outcome is outcome
+    assert sink.end.reason == ("make it simpler" if isinstance(error, ConstraintRefused) else None)
 
 
 async def test_stop_token_is_told() -> None:

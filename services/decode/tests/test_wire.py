@@ -62,3 +62,5 @@ def test_every_refusal_and_every_outcome_has_a_wire_form() -> None:
         message = wire.finished(1, StreamEnd(outcome, 3))
         assert (message.reason == common_pb2.FAILURE) == message.HasField("failure")
         assert message.completion_tokens == 3
+    refused = wire.finished(1, StreamEnd(Outcome.ENGINE_REFUSED, 0, reason="make the schema simpler"))
+    assert (refused.failure.code, refused.failure.message) == (common_pb2.INVALID_REQUEST, "make the schema simpler")

@@ -13,7 +13,7 @@ from shoal_tokenizer.codec.api import Converted, NeedsHistory, RequestNames, Sam
 from shoal_tokenizer.codec.conversation import (
     Conversation,
 )
-from shoal_tokenizer.codec.events.responses_carried import carried, carry
+from shoal_tokenizer.codec.events.carried_reasoning import carried, carry
 from shoal_tokenizer.codec.requests.fields import Verdict
 from shoal_tokenizer.codec.requests.responses import ResponsesConverter
 from shoal_tokenizer.codec.requests.responses_fields import FIELDS

@@ -9,7 +9,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from shoal_testkit.grammars.responses import check_responses_stream, read_events
+from shoal_testkit.grammars.events import read_named
+from shoal_testkit.grammars.responses import check_responses_stream
 from shoal_tokenizer.codec.api import (
     AnswerEnd,
     AnswerShape,
@@ -88,7 +89,7 @@ def said(shape: AnswerShape, parts: Sequence[Part], end: AnswerEnd = STOPPED) ->
 
 def checked(raw: bytes) -> dict[str, Any]:
     """The final object of a stream that both the grammar and the SDK take."""
-    for event in read_events(raw):
+    for event in read_named(raw):
         EVENT.validate_python(event, strict=False)
     final = check_responses_stream(raw)
     Response.model_validate(final)
@@ -96,7 +97,7 @@ def checked(raw: bytes) -> dict[str, Any]:
 
 
 def types(raw: bytes) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in read_events(raw)]
+    return [event["type"].removeprefix("response.") for event in read_named(raw)]
 
 
 def test_an_answer_of_every_kind_of_item() -> None:
@@ -142,7 +143,7 @@ def test_what_is_told_does_not_depend_on_how_parts_were_batched() -> None:
     writer = write_response(shape)
     raw = writer.open(1, 0) + writer.delta(Delta(EVERYTHING)) + writer.finish(STOPPED)
     assert raw == said(shape, EVERYTHING)
-    assert writer.events == len(read_events(raw))
+    assert writer.events == len(read_named(raw))
 
 
 def test_usage_is_what_was_counted() -> None:
@@ -191,7 +192,7 @@ def test_a_failure_in_the_middle_ends_the_stream_and_shows_how_far_it_came() -> 
         "param": None,
         "type": "engine_failed",
     }
-    assert read_events(raw)[-1]["shoal_receipt"] == {"attempts": 2}
+    assert read_named(raw)[-1]["shoal_receipt"] == {"attempts": 2}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_the_body_is_the_final_object_of_the_stream() -> None:
 
 def test_the_receipt_stands_in_the_last_object_and_is_not_kept() -> None:
     end = AnswerEnd(Finish.STOP, USAGE, receipt_json=b'{"hit_tokens":32}')
-    assert read_events(said(shape_of(), [Text("a")], end))[-1]["shoal_receipt"] == {"hit_tokens": 32}
+    assert read_named(said(shape_of(), [Text("a")], end))[-1]["shoal_receipt"] == {"hit_tokens": 32}
     writer = write_response(shape_of(stream=False))
     writer.delta(Delta([Text("a")]))
     body = json.loads(writer.finish(end))
@@ -247,7 +248,7 @@ def test_the_final_object_is_kept_when_it_is_stored(stream: bool, store: bool) -
         assert writer.kept_body is None
         return
     assert writer.kept_body is not None
-    final = read_events(last)[-1]["response"] if stream else json.loads(last)
+    final = read_named(last)[-1]["response"] if stream else json.loads(last)
     assert json.loads(writer.kept_body) == final
 
 

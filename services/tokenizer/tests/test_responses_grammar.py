@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal_testkit.grammars.responses import GrammarBroken, check_responses_stream, read_events
+from shoal_testkit.grammars.events import GrammarBroken, read_named
+from shoal_testkit.grammars.responses import check_responses_stream
 from shoal_tokenizer.codec.api import (
     AnswerEnd,
     CallArguments,
@@ -35,7 +36,7 @@ def a_stream() -> Events:
     writer = write_response(converted.shape)
     parts = [Reasoning("t"), Text("a"), Text("b"), CallBegin("f"), CallArguments("{}"), CallEnd()]
     raw = writer.open(5, 4) + writer.delta(Delta(parts))
-    return read_events(raw + writer.finish(AnswerEnd(Finish.STOP, Usage(5, 4, 3, 1))))
+    return read_named(raw + writer.finish(AnswerEnd(Finish.STOP, Usage(5, 4, 3, 1))))
 
 
 def written(events: Events) -> bytes:

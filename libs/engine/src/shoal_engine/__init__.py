@@ -4,6 +4,7 @@ Importing this package imports neither vLLM nor torch: an implementation is load
 """
 
 from shoal_engine.api import (
+    ConstraintRefused,
     Engine,
     EngineDescription,
     EngineFailed,
@@ -23,6 +24,7 @@ from shoal_engine.api import (
 from shoal_engine.settings import EngineKind, EngineRole, EngineSettings
 
 __all__ = [
+    "ConstraintRefused",
     "Engine",
     "EngineDescription",
     "EngineFailed",

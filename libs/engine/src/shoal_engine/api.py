@@ -20,7 +20,7 @@ Promises that hold in every implementation (testkit/suites/engine.py checks each
 * ``load`` answers from memory, never blocks and never raises.
 * ``prefetch`` computes nothing, changes no output and raises nothing but CancelledError.
 * With a constraint every token is one that it allows, and the answer ends with a stop token only where it is complete.
-  One that cannot be read or held raises RequestRefused before anything runs, and the engine serves on. A constraint
+  One that cannot be read or held raises ConstraintRefused before anything runs, and the engine serves on. A constraint
   begins with the first token of an answer: with resumed tokens it is refused. ``prefill`` does not look at it.
 
 docs/decisions/0006-blocks.md, docs/decisions/0016-deadlines-and-typed-failures.md,
@@ -39,6 +39,10 @@ class EngineFailed(Exception):
 
 class RequestRefused(Exception):
     """The engine will never be able to run this request as it is (longer than the context, for example)."""
+
+
+class ConstraintRefused(RequestRefused):
+    """The engine cannot hold this constraint. The message is for the caller: it says what to change."""
 
 
 class FinishReason(enum.Enum):
@@ -95,14 +99,14 @@ MAX_CONSTRAINT_CHARS = 1 << 20
 
 
 def check_constraint(request: EngineRequest) -> None:
-    """RequestRefused for a constraint that no engine holds, whatever it says."""
+    """ConstraintRefused for a constraint that no engine holds, whatever it says."""
     constraint = request.sampling.constraint
     if constraint is None:
         return
     if request.resumed_token_ids:
-        raise RequestRefused("an answer under a constraint cannot go on after tokens that were generated elsewhere")
+        raise ConstraintRefused("an answer under a constraint cannot go on after tokens that were generated elsewhere")
     if len(constraint) > MAX_CONSTRAINT_CHARS:
-        raise RequestRefused(
+        raise ConstraintRefused(
             f"schemas and tools make a constraint of {len(constraint)} characters; "
             f"at most {MAX_CONSTRAINT_CHARS} are held"
         )

@@ -8,7 +8,7 @@ import asyncio
 import re
 import threading
 
-from shoal_engine.api import RequestRefused
+from shoal_engine.api import ConstraintRefused
 
 READ_S = 10.0
 _READERS = threading.BoundedSemaphore(4)
@@ -17,16 +17,16 @@ _WHERE_IN_XGRAMMAR = re.compile(r"^\[[^\]]*\] \S+: ")
 
 
 async def check_grammar(constraint: str) -> None:
-    """RequestRefused when it is no structural tag, or takes longer than ``READ_S`` to read."""
+    """ConstraintRefused when it is no structural tag, or takes longer than ``READ_S`` to read."""
     if not _READERS.acquire(blocking=False):
-        raise RequestRefused("too many schemas are being read at once; send the request again, or a simpler schema")
+        raise ConstraintRefused("too many schemas are being read at once; send the request again, or a simpler schema")
     reading = asyncio.create_task(asyncio.to_thread(_read, constraint))
     reading.add_done_callback(_give_back)
     try:
         async with asyncio.timeout(READ_S):
             await asyncio.shield(reading)
     except TimeoutError:
-        raise RequestRefused(f"reading the schema took longer than {READ_S:g} s; make it simpler") from None
+        raise ConstraintRefused(f"reading the schema took longer than {READ_S:g} s; make it simpler") from None
 
 
 def _give_back(reading: asyncio.Task[None]) -> None:
@@ -38,9 +38,9 @@ def _read(constraint: str) -> None:
     import xgrammar
 
     if _ELSEWHERE.search(constraint):
-        raise RequestRefused("a schema may refer to itself only: its '$ref' must begin with '#'")
+        raise ConstraintRefused("a schema may refer to itself only: its '$ref' must begin with '#'")
     try:
         xgrammar.Grammar.from_structural_tag(constraint)
     except (RuntimeError, ValueError) as exc:
         reason = _WHERE_IN_XGRAMMAR.sub("", str(exc).strip()).partition("\n")[0][:300]
-        raise RequestRefused(f"the schema or the tools cannot be enforced: {reason}") from exc
+        raise ConstraintRefused(f"the schema or the tools cannot be enforced: {reason}") from exc

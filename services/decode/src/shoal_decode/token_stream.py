@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal_engine.api import Engine, EngineFailed, EngineRequest, FinishReason, RequestRefused, Step
+from shoal_engine.api import ConstraintRefused, Engine, EngineFailed, EngineRequest, FinishReason, RequestRefused, Step
 from shoal_runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -61,6 +61,7 @@ class StreamEnd:
     outcome: Outcome
     completion_tokens: int  # resumed ones included, stop token excluded
     stop_token_id: int | None = None
+    reason: str | None = None  # for the caller, where the outcome has a better one than its own
 
 
 class StreamSink(Protocol):
@@ -103,7 +104,7 @@ class TokenStream:
     async def run(self) -> None:
         """Read the engine to the end. The request boundary of this stream: it always ends with a told outcome."""
         self._task = asyncio.current_task()
-        outcome = self._early or Outcome.LEAVING
+        outcome, reason = self._early or Outcome.LEAVING, None
         try:
             if self._early is None:
                 outcome = await self._read()
@@ -111,7 +112,8 @@ class TokenStream:
             if self._early is None:  # the process closes
                 raise
             outcome = self._early
-        except RequestRefused:
+        except RequestRefused as refusal:
+            reason = str(refusal) if isinstance(refusal, ConstraintRefused) else None
             outcome = Outcome.ENGINE_REFUSED
         except EngineFailed as failed:
             # No traceback for each stream: the watch over the engine reports its death once.
@@ -123,7 +125,7 @@ class TokenStream:
         finally:
             self._is_over = True
             resumed_tokens = len(self.placement.request.resumed_token_ids)
-            self._sink.finished(StreamEnd(outcome, resumed_tokens + self.answer_tokens, self._stop_token_id))
+            self._sink.finished(StreamEnd(outcome, resumed_tokens + self.answer_tokens, self._stop_token_id, reason))
 
     async def _read(self) -> Outcome:
         deadline = asyncio.timeout(self.placement.budget_s)

@@ -56,7 +56,8 @@ def end_error(end: StreamEnd) -> ShoalError | None:
     """The failure that an end is, or None."""
     if end.outcome in _FINISHED:
         return None
-    return _error(*_FAILURES[end.outcome])
+    code, message = _FAILURES[end.outcome]
+    return _error(code, end.reason or message)
 
 
 def finished(stream_id: int, end: StreamEnd) -> decode_pb2.Finished:

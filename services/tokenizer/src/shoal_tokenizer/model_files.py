@@ -8,9 +8,11 @@ from pathlib import Path
 from shoal_tokenizer.codec.api import AnswerShape, Api, Codec, OutputParser
 from shoal_tokenizer.codec.events.chat_completions import write_chat_completion
 from shoal_tokenizer.codec.events.completions import write_completion
+from shoal_tokenizer.codec.events.messages import write_message
 from shoal_tokenizer.codec.events.responses import write_response
 from shoal_tokenizer.codec.requests.chat_completions import ChatCompletionsConverter
 from shoal_tokenizer.codec.requests.completions import CompletionsConverter
+from shoal_tokenizer.codec.requests.messages import MessagesConverter
 from shoal_tokenizer.codec.requests.responses import ResponsesConverter
 from shoal_tokenizer.codec.requests.served_model import ServedModel
 from shoal_tokenizer.codec.text_parser import TextParser
@@ -32,7 +34,14 @@ def locate(model: str) -> Path:
     return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
 
 
-def load_codec(folder: Path, served_name: str, segment_cache_mib: int, name: CodecName = CodecName.AUTO) -> Codec:
+def load_codec(
+    folder: Path,
+    served_name: str,
+    segment_cache_mib: int,
+    name: CodecName = CodecName.AUTO,
+    *,
+    drops_billing_line: bool = True,
+) -> Codec:
     """Read, build and verify; takes seconds for large vocabularies."""
     files = read_folder(folder, segment_cache_mib)
     family = load_family(files, name)
@@ -48,6 +57,7 @@ def load_codec(folder: Path, served_name: str, segment_cache_mib: int, name: Cod
         converters={
             Api.CHAT_COMPLETIONS: ChatCompletionsConverter(served),
             Api.RESPONSES: ResponsesConverter(served),
+            Api.MESSAGES: MessagesConverter(served, drops_billing_line=drops_billing_line),
             Api.COMPLETIONS: CompletionsConverter(served),
         },
         renderer=family.renderer,
@@ -56,6 +66,7 @@ def load_codec(folder: Path, served_name: str, segment_cache_mib: int, name: Cod
         writers={
             Api.CHAT_COMPLETIONS: write_chat_completion,
             Api.RESPONSES: write_response,
+            Api.MESSAGES: write_message,
             Api.COMPLETIONS: write_completion,
         },
     )

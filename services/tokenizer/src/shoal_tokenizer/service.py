@@ -41,7 +41,14 @@ class TokenizerService:
         begin_s = process.clock.monotonic()
         folder = await asyncio.to_thread(locate, settings.model)
         served_name = settings.served_name or PurePath(settings.model).name
-        codec = await asyncio.to_thread(load_codec, folder, served_name, settings.segment_cache_mib, settings.codec)
+        codec = await asyncio.to_thread(
+            load_codec,
+            folder,
+            served_name,
+            settings.segment_cache_mib,
+            settings.codec,
+            drops_billing_line=settings.drops_billing_line,
+        )
         log.info("model.loaded", model=served_name, load_s=round(process.clock.monotonic() - begin_s, 2))
 
         pool = ThreadPool(settings.encode_threads, settings.max_waiting_encodes)

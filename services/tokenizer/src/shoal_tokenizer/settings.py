@@ -15,6 +15,9 @@ class Settings(ServiceSettings):
         CodecName.AUTO,
         description="How the model is spoken to; auto goes by its config.json. Set it where that does not say.",
     )
+    drops_billing_line: bool = Field(
+        True, description="Claude Code's first system line changes with every request; kept, no prefix is found again."
+    )
     encode_threads: int = Field(2, ge=1, le=64, description="Raise on machines with many cores and long prompts.")
     max_waiting_encodes: int = Field(256, ge=0, le=10_000, description="Requests that may wait for a thread.")
     segment_cache_mib: int = Field(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal_engine.api import EngineFailed, RequestRefused
+from shoal_engine.api import ConstraintRefused, EngineFailed
 
 _CLOSERS = ('"', "}", "]", ":", ",", "\n", ">", "1", "e")
 _MAX_ADDED = 128  # added tokens that are tried: the tags of a family are among them
@@ -28,17 +28,17 @@ class Constraints:
         self._closers: list[int] = []
 
     def compile(self, constraint: str, stop_token_ids: frozenset[int]) -> "ConstrainedAnswer":
-        """RequestRefused for what xgrammar cannot read, EngineFailed without its packages."""
+        """ConstraintRefused for what xgrammar cannot read, EngineFailed without its packages."""
         if self._compiler is None:
             self._load()
         import xgrammar
 
         if not stop_token_ids:
-            raise RequestRefused("an answer under a constraint needs a stop token to end with")
+            raise ConstraintRefused("an answer under a constraint needs a stop token to end with")
         try:
             grammar = self._compiler.compile_structural_tag(constraint)
         except (RuntimeError, ValueError) as exc:
-            raise RequestRefused("the schema or the tools cannot be enforced") from exc
+            raise ConstraintRefused("the schema or the tools cannot be enforced") from exc
         matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(stop_token_ids))
         mask = xgrammar.allocate_token_bitmask(1, self._vocabulary_tokens)
         return ConstrainedAnswer(matcher, mask, self._closers, stop_token_ids)

@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal_contracts.ids import pack_u32
 from shoal_engine.api import (
+    ConstraintRefused,
     EngineDescription,
     EngineFailed,
     EngineLoad,
@@ -183,7 +184,7 @@ class ScriptedEngine:
         if constraint is None:
             return
         if constraints is None:
-            raise RequestRefused("this engine has no tokenizer to hold a constraint with: set SHOAL_SCRIPTED_TOKENIZER")
+            raise ConstraintRefused("this engine has no tokenizer for it: set SHOAL_SCRIPTED_TOKENIZER")
         await check_grammar(constraint)
         live.constrained = await asyncio.to_thread(constraints.compile, constraint, live.stop_token_ids)
 

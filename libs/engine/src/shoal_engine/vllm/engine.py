@@ -255,7 +255,7 @@ def _launch(settings: EngineSettings, role: EngineRole | None, connector: str) -
 
 
 async def _check_grammar(constraint: str | None) -> None:
-    """RequestRefused for what xgrammar cannot read: in vLLM's own process it would be found too late to say so."""
+    """ConstraintRefused for what xgrammar cannot read: in vLLM's own process it would be found too late to say so."""
     if constraint is None:
         return
     from shoal_engine.grammar import check_grammar

@@ -8,9 +8,9 @@ An item that a failure or a cancellation broke off has no end of its own; the la
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-Event: TypeAlias = dict[str, Any]
+from shoal_testkit.grammars.events import Event, read_named, require
 
 _TERMINAL = {
     "response.completed": ("completed",),
@@ -28,35 +28,12 @@ _ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "
 _ENDS = ("completed", "incomplete")
 
 
-class GrammarBroken(AssertionError):
-    """The stream says something that its API does not allow; the message says which event."""
-
-
 def check_responses_stream(raw: bytes) -> Event:
     """The final Response object; raises GrammarBroken."""
     stream = ResponsesStream()
-    for event in read_events(raw):
+    for event in read_named(raw):
         stream.take(event)
     return stream.close()
-
-
-def read_events(raw: bytes) -> list[Event]:
-    """The JSON of each event; the names of their lines must agree with it. Comments are keep-alives."""
-    _require(raw.endswith(b"\n\n"), "the last event is cut off")
-    events = []
-    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
-        lines = [line for line in block.split("\n") if not line.startswith(":")]
-        if not lines:
-            continue
-        _require(len(lines) == 2, f"an event of {len(lines)} lines: {block[:200]!r}")
-        name, found, type_ = lines[0].partition("event: ")
-        _require(not name and bool(found), f"no event line: {lines[0][:200]!r}")
-        name, found, text = lines[1].partition("data: ")
-        _require(not name and bool(found), f"no data line: {lines[1][:200]!r}")
-        event = json.loads(text, parse_constant=_no_constant)
-        _require(event.get("type") == type_, f"the line names {type_!r}, the event {event.get('type')!r}")
-        events.append(event)
-    return events
 
 
 @dataclass(slots=True)
@@ -86,9 +63,9 @@ class ResponsesStream:
 
     def take(self, event: Event) -> None:
         kind = event["type"]
-        _require(self._final is None, f"{kind} after the last event")
+        require(self._final is None, f"{kind} after the last event")
         number = event["sequence_number"]
-        _require(number == self._next, f"{kind} has the number {number}, not {self._next}")
+        require(number == self._next, f"{kind} has the number {number}, not {self._next}")
         self._next += 1
         if number < 2:
             self._open(event, "response.in_progress" if number else "response.created")
@@ -101,45 +78,45 @@ class ResponsesStream:
 
     def close(self) -> Event:
         """The final Response object."""
-        _require(self._final is not None, "no last event")
+        require(self._final is not None, "no last event")
         assert self._final is not None
         return self._final
 
     def _open(self, event: Event, wanted: str) -> None:
-        _require(event["type"] == wanted, f"{event['type']} instead of {wanted}")
+        require(event["type"] == wanted, f"{event['type']} instead of {wanted}")
         response = event["response"]
-        _require(response["status"] in ("queued", "in_progress"), f"{wanted} with {response['status']}")
-        _require(response["output"] == [] and response["usage"] is None, f"{wanted} already has an answer")
+        require(response["status"] in ("queued", "in_progress"), f"{wanted} with {response['status']}")
+        require(response["output"] == [] and response["usage"] is None, f"{wanted} already has an answer")
         self._response_id = self._response_id or response["id"]
-        _require(response["id"] == self._response_id != "", "the response changed its id")
+        require(response["id"] == self._response_id != "", "the response changed its id")
 
     def _add(self, event: Event) -> None:
         item, index = event["item"], event["output_index"]
-        _require(self._item is None, "an item begins inside of another")
-        _require(index == len(self._done), f"item {index} after {len(self._done)} items")
-        _require(item["type"] in _TEXTS, f"an item of type {item['type']}")
-        _require(item["id"].startswith(_ID_PREFIXES[item["type"]]), f"an id {item['id']} for {item['type']}")
-        _require(item["id"] not in self._ids, f"the id {item['id']} twice")
+        require(self._item is None, "an item begins inside of another")
+        require(index == len(self._done), f"item {index} after {len(self._done)} items")
+        require(item["type"] in _TEXTS, f"an item of type {item['type']}")
+        require(item["id"].startswith(_ID_PREFIXES[item["type"]]), f"an id {item['id']} for {item['type']}")
+        require(item["id"] not in self._ids, f"the id {item['id']} twice")
         if "call_id" in item:
-            _require(item["call_id"] not in self._ids and bool(item["call_id"]), f"the id {item['call_id']} twice")
+            require(item["call_id"] not in self._ids and bool(item["call_id"]), f"the id {item['call_id']} twice")
             self._ids.add(item["call_id"])
-        _require(item["status"] == "in_progress", f"an item begins {item['status']}")
-        _require(not (item.get("content") or item.get("arguments") or item.get("input")), "an item begins with content")
+        require(item["status"] == "in_progress", f"an item begins {item['status']}")
+        require(not (item.get("content") or item.get("arguments") or item.get("input")), "an item begins with content")
         self._ids.add(item["id"])
         self._item = _OpenItem(item["id"], item["type"], item)
 
     def _inside(self, event: Event) -> None:
         kind, item = event["type"], self._item
-        _require(item is not None, f"{kind} outside of any item")
+        require(item is not None, f"{kind} outside of any item")
         assert item is not None
-        _require(event["output_index"] == len(self._done), f"{kind} of item {event['output_index']}")
+        require(event["output_index"] == len(self._done), f"{kind} of item {event['output_index']}")
         if kind == "response.output_item.done":
             self._finish_item(event["item"], item)
             return
-        _require(event["item_id"] == item.id, f"{kind} of {event['item_id']} inside of {item.id}")
+        require(event["item_id"] == item.id, f"{kind} of {event['item_id']} inside of {item.id}")
         stem, whole, lies_in_part = _TEXTS[item.kind]
         if lies_in_part:
-            _require(event["content_index"] == 0, f"{kind} of part {event['content_index']}")
+            require(event["content_index"] == 0, f"{kind} of part {event['content_index']}")
         if kind == "response.content_part.added":
             self._begin_part(event["part"], item, lies_in_part)
         elif kind == f"{stem}.delta":
@@ -147,42 +124,40 @@ class ResponsesStream:
         elif kind == f"{stem}.done":
             self._finish_text(event, item, whole)
         elif kind == "response.content_part.done":
-            _require(item.is_text_done and not item.is_part_done, "a part ends before its text, or twice")
-            _require(event["part"]["text"] == item.text, "a part has another text than its deltas")
+            require(item.is_text_done and not item.is_part_done, "a part ends before its text, or twice")
+            require(event["part"]["text"] == item.text, "a part has another text than its deltas")
             item.is_part_done = True
         else:
-            _require(False, f"{kind} inside of {item.kind}")
+            require(False, f"{kind} inside of {item.kind}")
 
     @staticmethod
     def _begin_part(part: Event, item: _OpenItem, lies_in_part: bool) -> None:
-        _require(lies_in_part and not item.has_part, "a part where none may begin")
-        _require(
-            part["type"] == ("output_text" if item.kind == "message" else "reasoning_text"), f"part {part['type']}"
-        )
-        _require(part["text"] == "", "a part begins with text")
+        require(lies_in_part and not item.has_part, "a part where none may begin")
+        require(part["type"] == ("output_text" if item.kind == "message" else "reasoning_text"), f"part {part['type']}")
+        require(part["text"] == "", "a part begins with text")
         item.has_part = True
 
     @staticmethod
     def _add_text(event: Event, item: _OpenItem, lies_in_part: bool) -> None:
-        _require(item.has_part == lies_in_part, "a delta before its part")
-        _require(not item.is_text_done, "a delta after the text was done")
-        _require(bool(event["delta"]) or bool(event.get("logprobs")), "a delta that says nothing")
+        require(item.has_part == lies_in_part, "a delta before its part")
+        require(not item.is_text_done, "a delta after the text was done")
+        require(bool(event["delta"]) or bool(event.get("logprobs")), "a delta that says nothing")
         item.text += event["delta"]
         if item.kind == "message":
             item.logprobs += event["logprobs"]
 
     @staticmethod
     def _finish_text(event: Event, item: _OpenItem, whole: str) -> None:
-        _require(not item.is_text_done, "a text is done twice")
-        _require(event[whole] == item.text, f"done has another {whole} than the deltas")
+        require(not item.is_text_done, "a text is done twice")
+        require(event[whole] == item.text, f"done has another {whole} than the deltas")
         if item.kind == "message":
-            _require(event["logprobs"] == item.logprobs, "done has other logprobs than the deltas")
+            require(event["logprobs"] == item.logprobs, "done has other logprobs than the deltas")
         item.is_text_done = True
 
     def _finish_item(self, shown: Event, item: _OpenItem) -> None:
         _, _, lies_in_part = _TEXTS[item.kind]
-        _require(item.is_text_done and item.is_part_done == lies_in_part, "an item ends before its parts")
-        _require(shown["status"] in _ENDS, f"an item ends {shown['status']}")
+        require(item.is_text_done and item.is_part_done == lies_in_part, "an item ends before its parts")
+        require(shown["status"] in _ENDS, f"an item ends {shown['status']}")
         _check_same(shown, item)
         self._done.append(shown)
         self._item = None
@@ -190,18 +165,18 @@ class ResponsesStream:
     def _end(self, event: Event) -> None:
         kind, response = event["type"], event["response"]
         status = response["status"]
-        _require(response["id"] == self._response_id, "the response changed its id")
-        _require(status in _TERMINAL[kind], f"{kind} with status {status}")
-        _require((response["error"] is not None) == (status == "failed"), f"{status} with error {response['error']}")
+        require(response["id"] == self._response_id, "the response changed its id")
+        require(status in _TERMINAL[kind], f"{kind} with status {status}")
+        require((response["error"] is not None) == (status == "failed"), f"{status} with error {response['error']}")
         details = response["incomplete_details"]
-        _require((details is not None) == (status == "incomplete"), f"{status} with details {details}")
+        require((details is not None) == (status == "incomplete"), f"{status} with details {details}")
         output = list(response["output"])
         if self._item is not None:
-            _require(status in ("failed", "cancelled"), f"{status} inside of an item")
-            _require(len(output) == len(self._done) + 1, "the broken item is missing")
+            require(status in ("failed", "cancelled"), f"{status} inside of an item")
+            require(len(output) == len(self._done) + 1, "the broken item is missing")
             _check_same(output.pop(), self._item)
-        _require(output == self._done, "the final output differs from the items")
-        _require((response["usage"] is not None) == (status in _ENDS), f"{status} with usage {response['usage']}")
+        require(output == self._done, "the final output differs from the items")
+        require((response["usage"] is not None) == (status in _ENDS), f"{status} with usage {response['usage']}")
         if response["usage"] is not None:
             _check_usage(response["usage"])
         self._final = response
@@ -211,25 +186,16 @@ def _check_same(shown: Event, item: _OpenItem) -> None:
     """An item's final form has what its events said."""
     fixed = ("id", "type", "role", "call_id", "name", "namespace")
     for name in fixed:
-        _require(shown.get(name) == item.added.get(name), f"an item changed its {name}")
+        require(shown.get(name) == item.added.get(name), f"an item changed its {name}")
     _, whole, lies_in_part = _TEXTS[item.kind]
     text = "".join(part["text"] for part in shown["content"]) if lies_in_part else shown[whole]
-    _require(text == item.text, "an item ends with another text than its deltas")
+    require(text == item.text, "an item ends with another text than its deltas")
     if item.kind == "function_call" and shown["status"] == "completed":
-        _require(isinstance(json.loads(text), dict), "arguments that are no JSON object")
+        require(isinstance(json.loads(text), dict), "arguments that are no JSON object")
 
 
 def _check_usage(usage: Event) -> None:
     prompt, answer = usage["input_tokens"], usage["output_tokens"]
-    _require(usage["total_tokens"] == prompt + answer, "the total is no sum")
-    _require(0 <= usage["input_tokens_details"]["cached_tokens"] <= prompt, "more cached tokens than the prompt has")
-    _require(0 <= usage["output_tokens_details"]["reasoning_tokens"] <= answer, "more reasoning than answer")
-
-
-def _no_constant(name: str) -> None:
-    raise GrammarBroken(f"{name} is no JSON")
-
-
-def _require(is_so: bool, what: str) -> None:
-    if not is_so:
-        raise GrammarBroken(what)
+    require(usage["total_tokens"] == prompt + answer, "the total is no sum")
+    require(0 <= usage["input_tokens_details"]["cached_tokens"] <= prompt, "more cached tokens than the prompt has")
+    require(0 <= usage["output_tokens_details"]["reasoning_tokens"] <= answer, "more reasoning than answer")

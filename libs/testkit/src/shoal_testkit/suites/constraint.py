@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shoal_engine.api import MAX_CONSTRAINT_CHARS, Engine, FinishReason, RequestRefused, Sampling
+from shoal_engine.api import MAX_CONSTRAINT_CHARS, ConstraintRefused, Engine, FinishReason, Sampling
 from shoal_testkit.suites.engine_lab import GREEDY, Answer, EngineLab
 
 STOP = 2
@@ -100,13 +100,13 @@ class ConstraintContract(EngineLab):
         self, engine: Engine, constraint: str
     ) -> None:
         sampling = replace(GREEDY, stop_token_ids=(STOP,), constraint=constraint)
-        with pytest.raises(RequestRefused):
+        with pytest.raises(ConstraintRefused):
             await self.read(engine, self.a_request(self.prompt(20), sampling))
         assert len((await self.read(engine, self.a_request(self.prompt(20)))).token_ids) == 8
 
     async def test_resumed_tokens_and_a_constraint_are_refused(self, engine: Engine) -> None:
         request = replace(self.a_request(self.prompt(20), under(of_schema(CHOICE))), resumed_token_ids=[7, 8])
-        with pytest.raises(RequestRefused, match="cannot go on"):
+        with pytest.raises(ConstraintRefused, match="cannot go on"):
             await self.read(engine, request)
 
     async def test_prefill_does_not_look_at_it(self, engine: Engine) -> None:

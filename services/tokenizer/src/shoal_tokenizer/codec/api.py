@@ -90,6 +90,7 @@ class AnswerShape(msgspec.Struct, frozen=True, array_like=True):
     custom_tools: tuple[str, ...] = ()  # called with one text, which the family sees as {"input": text}
     namespaces: dict[str, tuple[str, str]] = {}  # name as the family sees it -> (namespace, name)
     echo: bytes = b"{}"
+    is_reasoning_shown: bool = True  # False: Messages carries it in the signature alone
     is_kept: bool = False  # Responses: the final object is wanted for the store
     # The tools' names, and of each the parameters whose value is a text; for formats that write values without quotes.
     text_parameters: dict[str, tuple[str, ...]] = {}

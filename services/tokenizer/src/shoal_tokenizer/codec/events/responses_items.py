@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from shoal_tokenizer.codec.api import AnswerShape, ShownToken
+from shoal_tokenizer.codec.events.carried_reasoning import carry
 from shoal_tokenizer.codec.events.custom_input import CustomInput
 from shoal_tokenizer.codec.events.openai_objects import show_logprobs
-from shoal_tokenizer.codec.events.responses_carried import carry
 
 Fields: TypeAlias = dict[str, Any]
 

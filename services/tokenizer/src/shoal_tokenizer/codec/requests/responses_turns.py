@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_tokenizer.codec.events.responses_carried import carried
+from shoal_tokenizer.codec.events.carried_reasoning import carried
 from shoal_tokenizer.codec.requests.fields import invalid, unsupported
 from shoal_tokenizer.codec.requests.responses_items import (
     Caller,

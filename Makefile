@@ -23,8 +23,8 @@ down: ## Stop what `make up` started
 status: ## Show what runs, its memory and restarts
 	@$(BIN)/shoal status
 
-test: setup ## Unit, repository and quick integration tests
-	$(PYTEST) libs services tests/repo tests/integration -m "not engine and not chaos"
+test: setup ## Unit, repository and quick integration tests; the SDKs and recorded agents on a scripted engine
+	$(PYTEST) libs services tests/repo tests/integration tests/conformance -m "not engine and not chaos"
 
 itest: setup ## Integration tests with real vLLM engines
 	$(PYTEST) libs tests/integration -m "engine and not chaos" --timeout 900

@@ -5,9 +5,11 @@ Every byte of every stream goes through the grammar checker of its API, whicheve
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
@@ -89,59 +91,62 @@ async def deepseek(deepseek_folder: Path) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-class CheckedStreams(httpx.HTTPTransport):
-    """What SDKs read is kept, and checked when the client is closed."""
+class Streams:
+    """What clients read, for the checker. One that a client broke off has no end and is not checked."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.streams: list[tuple[str, bytearray]] = []
+        self.whole: list[tuple[str, bytes]] = []
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            kept = bytearray()
-            self.streams.append((request.url.path, kept))
-            response.stream = _Kept(response.stream, kept)
-        return response
+    def keep(self, path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        kept = bytearray()
+        for piece in pieces:
+            kept += piece
+            yield piece
+        self.whole.append((path, bytes(kept)))
 
     def check(self) -> None:
-        """Every stream that was read to its end; one that the test broke off has no end."""
-        for path, raw in self.streams:
-            check_stream(path, bytes(raw))
+        for path, raw in self.whole:
+            check_stream(path, raw)
 
 
-class _Kept(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream, kept: bytearray) -> None:
-        self._stream = stream
-        self._kept = kept
+def keeping(library: Any, streams: Streams) -> Any:
+    """A client of ``library``, which is httpx or its successor: the two SDKs do not take the same one."""
 
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._kept += piece
-            yield piece
+    class Kept(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, path: str, stream: Any) -> None:
+            self._stream = stream
+            self._pieces = streams.keep(path, iter(stream))
 
-    def close(self) -> None:
-        self._stream.close()
+        def __iter__(self) -> Iterator[bytes]:
+            return self._pieces
 
+        def close(self) -> None:
+            self._stream.close()
 
-@pytest.fixture
-def transport() -> Iterator[CheckedStreams]:
-    transport = CheckedStreams()
-    yield transport
-    transport.check()
+    class Transport(library.HTTPTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            response = super().handle_request(request)
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                response.stream = Kept(request.url.path, response.stream)
+            return response
 
-
-@pytest.fixture
-def http(transport: CheckedStreams) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=transport, trust_env=False, timeout=60) as client:
-        yield client
+    return library.Client(transport=Transport(), trust_env=False, timeout=30)
 
 
 @pytest.fixture
-def openai_client(deepseek: Cluster, http: httpx.Client) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{deepseek.url}/v1", api_key="none", max_retries=0, http_client=http)
+def streams() -> Iterator[Streams]:
+    streams = Streams()
+    yield streams
+    streams.check()
 
 
 @pytest.fixture
-def anthropic_client(deepseek: Cluster, http: httpx.Client) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=deepseek.url, api_key="none", max_retries=0, http_client=http)
+def openai_client(deepseek: Cluster, streams: Streams) -> Iterator[openai.OpenAI]:
+    with keeping(httpx, streams) as http:
+        yield openai.OpenAI(base_url=f"{deepseek.url}/v1", api_key="none", max_retries=0, http_client=http)
+
+
+@pytest.fixture
+def anthropic_client(deepseek: Cluster, streams: Streams) -> Iterator[anthropic.Anthropic]:
+    with keeping(httpx2, streams) as http:
+        yield anthropic.Anthropic(base_url=deepseek.url, api_key="none", max_retries=0, http_client=http)

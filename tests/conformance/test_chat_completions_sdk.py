@@ -128,6 +128,7 @@ def test_a_required_call_is_made_without_a_play(openai_client: openai.OpenAI) ->
         "type": "function",
         "function": {
             "name": "pick",
+            "strict": True,
             "parameters": {
                 "type": "object",
                 "properties": {"side": {"enum": ["left", "right"]}},

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal_engine.api import ConstraintRefused, EngineFailed
 
-_CLOSERS = ('"', "}", "]", ":", ",", "\n", ">", "1", "e")
+_CLOSERS = ('"', "}", "]", ":", ",", ">", "</", "<", "1", "e")
 _MAX_ADDED = 128  # added tokens that are tried: the tags of a family are among them
 
 
@@ -70,29 +71,29 @@ class ConstrainedAnswer:
     def choose(self, wish: int) -> int:
         """The next token; ``wish`` picks one where none of those that close is allowed."""
         allowed = self._allowed()
-        stops = self._stop_token_ids.intersection(allowed)
+        stops = [token_id for token_id in self._stop_token_ids if allowed[token_id]]
         if stops:
             return min(stops)
-        closing = [token_id for token_id in self._closers if token_id in allowed]
+        closing = [token_id for token_id in self._closers if allowed[token_id]]
         if closing:
             return min(closing, key=self._width_after)
-        others = sorted(allowed)
-        if not others:
-            raise EngineFailed("a constraint lets nothing follow")
-        return others[wish % len(others)]
+        others = np.flatnonzero(allowed)
+        if not len(others):
+            raise RuntimeError("a constraint lets nothing follow")
+        return int(others[wish % len(others)])
 
     def accept(self, token_id: int) -> bool:
         """Go on after it; False when it is not allowed."""
         return bool(self._matcher.accept_token(token_id))
 
-    def _allowed(self) -> set[int]:
+    def _allowed(self) -> npt.NDArray[np.uint8]:
+        """For each token 1 where it may follow."""
         self._matcher.fill_next_token_bitmask(self._mask)
-        words = self._mask.numpy().astype(np.int32).view(np.uint8)
-        return set(np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist())
+        return np.unpackbits(self._mask.numpy().view(np.uint8), bitorder="little")
 
     def _width_after(self, token_id: int) -> tuple[int, int]:
         if not self._matcher.accept_token(token_id):
             return 1 << 31, token_id
-        width = len(self._allowed())
+        width = int(self._allowed().sum(dtype=np.int64))
         self._matcher.rollback(1)
         return width, token_id

@@ -208,6 +208,11 @@ class AnswerStream:
         self._placed = None
         self._signals.put_nowait(_WorkerLost(error))
 
+    def _expected_hit_tokens(self) -> int:
+        """What the first event tells, before decode has said it; the last one tells what was."""
+        told = self._receipt.hit_tokens
+        return self._promised_tokens() if told is None else told
+
     def _promised_tokens(self) -> int:
         plan = self._plan
         block_tokens = plan.model.block_tokens
@@ -312,7 +317,7 @@ class AnswerStream:
             model=plan.prompt.model,
             output_state=plan.prompt.output_state,
             prompt_tokens=plan.prompt.prompt_tokens,
-            hit_tokens=self._receipt.hit_tokens or 0,
+            hit_tokens=self._expected_hit_tokens(),
             prior_token_ids=transcript.prior_token_ids(),
             is_resumed=transcript.has_events,
             prior_events=transcript.shown_events,

@@ -1,7 +1,8 @@
 """Write docs/reference from the code that it describes: ``make gen`` runs this, a test compares.
 
 Settings come from every module named ``settings``, metrics from every ``metrics``, errors from the error table and
-the comments of its enum. A module that does not import stops the generation.
+the comments of its enum, fields of the APIs from the tables of the converters. A module that does not import stops the
+generation.
 docs/decisions/0019-generated-code-is-checked-in.md
 """
 
@@ -146,9 +147,38 @@ def errors_page() -> str:
     return "".join(parts)
 
 
+API_TABLES = {
+    "Chat Completions": "chat_fields",
+    "Completions": "completions",
+    "Responses": "responses_fields",
+    "Messages": "messages_fields",
+}
+
+
+def apis_page() -> str:
+    """What becomes of each field, from the tables that the converters work by."""
+    parts = [
+        NOTICE,
+        "# The APIs, field by field\n\n"
+        "*honoured*: as the API says. *translated*: done in other words. *ignored*: taken, and changes nothing. "
+        "*refused*: a 400 that names it. A field that is not here is refused by name. Nested names are paths below "
+        "the body.\n",
+    ]
+    for api, module in API_TABLES.items():
+        table = importlib.import_module(f"shoal_tokenizer.codec.requests.{module}").FIELDS
+        parts.append(f"\n## {api}\n\n| field | here | how, or why not |\n| --- | --- | --- |\n")
+        parts += [f"| `{name}` | {entry.verdict.value} | {cell(entry.note)} |\n" for name, entry in table.items()]
+    return "".join(parts)
+
+
 def pages() -> dict[str, str]:
     """File name under docs/reference -> its text."""
-    return {"settings.md": settings_page(), "metrics.md": metrics_page(), "errors.md": errors_page()}
+    return {
+        "settings.md": settings_page(),
+        "metrics.md": metrics_page(),
+        "errors.md": errors_page(),
+        "apis.md": apis_page(),
+    }
 
 
 def main() -> None:

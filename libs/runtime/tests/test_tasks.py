@@ -9,7 +9,7 @@ import pytest
 from shoal_contracts.errors import Refused
 from shoal_runtime.health import Health
 from shoal_runtime.metrics import RUNTIME
-from shoal_runtime.tasks import LONGEST_PAUSE_S, Tasks
+from shoal_runtime.tasks import LONGEST_PAUSE_S, Tasks, done_before
 from shoal_testkit.clock import VirtualClock, settle
 
 
@@ -98,3 +98,37 @@ async def test_a_coroutine_cannot_restart(tasks: Tasks) -> None:
             tasks.spawn(work, name="x", restart=True)
         finally:
             work.close()
+
+
+async def test_work_that_is_done_before_its_end_is_its_result() -> None:
+    ends: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("end")
+
+    async def fails() -> None:
+        raise ValueError("bad")
+
+    assert await done_before(asyncio.sleep(0), waits())
+    with pytest.raises(ValueError, match="bad"):
+        await done_before(fails(), waits())
+    await asyncio.sleep(0)
+    assert ends == ["end", "end"]
+
+
+async def test_work_that_is_ended_has_given_up_on_return_and_its_failure_is_nobodys() -> None:
+    given_up: list[str] = []
+
+    async def works() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            given_up.append("work")
+            raise ValueError("while giving up")
+
+    assert not await done_before(works(), asyncio.sleep(0))
+    assert given_up == ["work"]

@@ -1,6 +1,5 @@
 """Responses requests: everything beside input and tools, and the table of all fields."""
 
-import json
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -8,45 +7,18 @@ from openai.types.responses import ResponseIncludable, response_create_params
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 from openai.types.responses.tool_param import ToolParam
 
-from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1.common_pb2 import MODEL_NOT_FOUND, UNSUPPORTED
-from shoal_tokenizer.codec.api import Converted, NeedsHistory, RequestNames, Sampling
+from shoal_tokenizer.codec.api import Sampling
 from shoal_tokenizer.codec.conversation import (
     AnswerFormat,
-    Conversation,
     Effort,
     Thinking,
 )
 from shoal_tokenizer.codec.requests.fields import Verdict
-from shoal_tokenizer.codec.requests.responses import ResponsesConverter
 from shoal_tokenizer.codec.requests.responses_body import Request
 from shoal_tokenizer.codec.requests.responses_fields import FIELDS
-from shoal_tokenizer.codec.requests.served_model import ServedModel
 
-CONVERTER = ResponsesConverter(ServedModel("tiny", Sampling(temperature=0.6, stop_token_ids=[2]), 100))
-
-
-def convert_bytes(body: bytes, history: bytes | None = None) -> Converted | NeedsHistory:
-    return CONVERTER.convert(body, RequestNames("r1", 1_790_000_000, history))
-
-
-def convert(history: list[Any] | None = None, **fields: Any) -> Converted:
-    body = {"model": "tiny", "input": "Hi", **fields}
-    converted = convert_bytes(json.dumps(body).encode(), None if history is None else json.dumps(history).encode())
-    assert isinstance(converted, Converted)
-    return converted
-
-
-def conversation(**fields: Any) -> Conversation:
-    prompt = convert(**fields).prompt
-    assert isinstance(prompt, Conversation)
-    return prompt
-
-
-def refusal(**fields: Any) -> BadRequest:
-    with pytest.raises(BadRequest) as refused:
-        convert(**fields)
-    return refused.value
+from .responses_asked import conversation, convert, refusal
 
 
 def test_sampling() -> None:

@@ -26,6 +26,28 @@ CANCEL_AGAIN_S = 1.0
 Work = Coroutine[Any, Any, None] | Callable[[], Coroutine[Any, Any, None]]
 
 
+async def done_before(work: Coroutine[Any, Any, None], end: Coroutine[Any, Any, Any]) -> bool:
+    """Run ``work`` until it is done, or until ``end`` is: then it is cancelled and has ended on return. False: it was.
+
+    What ``work`` raises is raised here, except while it gives up: whoever ended it knows why.
+    """
+    loop = asyncio.get_running_loop()
+    working, ending = loop.create_task(work), loop.create_task(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        ending.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+            if not working.cancelled():
+                working.exception()
+
+
 class Tasks:
     """Used on one event loop. ``on_critical`` is called at most once per crash of a critical task."""
 

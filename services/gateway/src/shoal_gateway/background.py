@@ -11,7 +11,7 @@ from typing import Any
 from shoal_contracts.errors import Interrupted, ShoalError
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import Client
-from shoal_runtime.tasks import Tasks
+from shoal_runtime.tasks import Tasks, done_before
 
 Key = tuple[str, str]  # tenant, response id
 
@@ -49,24 +49,8 @@ class BackgroundClient:
             self._told.exception()  # the reader may have left: then nobody asks
 
     async def while_present(self, work: Coroutine[Any, Any, None]) -> None:
-        loop = asyncio.get_running_loop()
-        working = loop.create_task(work, name="background_request")
-        leaving = loop.create_task(self._wait_cancelled(), name="background_cancel")
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
+        if not await done_before(work, self._cancelled.wait()):
             raise Interrupted(pb.CANCELLED, "the response was cancelled")
-        finally:
-            leaving.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait({working})
-                if not working.cancelled():
-                    working.exception()  # it failed while giving up: that it was cancelled is all that is told
-
-    async def _wait_cancelled(self) -> None:
-        await self._cancelled.wait()
 
     def put(self, events: bytes, event_count: int = 0) -> bool:
         if self._reader is not None and not self._reader.put(events, event_count):

@@ -15,6 +15,7 @@ from shoal_contracts.errors import BadRequest, Bug, Interrupted, Refused, ShoalE
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.error_shapes import Header, error_event, error_response, id_headers
 from shoal_gateway.request import Options
+from shoal_runtime.tasks import done_before
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -182,26 +183,13 @@ class ClientConnection:
 
     async def while_present(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work``; cancel it and raise Interrupted when the client leaves."""
-        loop = asyncio.get_running_loop()
-        working = loop.create_task(work, name="request")
-        leaving = loop.create_task(self._wait_left(), name="client_watch")
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            self.has_left = True
+        if not await done_before(work, self._wait_left()):
             raise Interrupted(pb.CANCELLED, "the client left")
-        finally:
-            leaving.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait({working})
-                if not working.cancelled():
-                    working.exception()  # it failed while giving up: the client is gone, nobody needs to know
 
     async def _wait_left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.has_left = True
 
     def begin_events(self) -> None:
         """The response is a stream of events: from now on the head may be written."""

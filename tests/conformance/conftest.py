@@ -5,7 +5,6 @@ Every byte of every stream goes through the grammar checker of its API, whicheve
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import anthropic
 import httpx
@@ -14,9 +13,9 @@ import openai
 import pytest
 import pytest_asyncio
 
+from shoal_testkit.checked_streams import Streams, keeping
 from shoal_testkit.cluster import Cluster, Shape, cluster_running
 from shoal_testkit.deepseek_tokenizer import write_v4
-from shoal_testkit.grammars import check_stream
 from shoal_testkit.plays import THINK_END, Line, call, calls, result_cue, write_script
 from shoal_tokenizer.codec.api import Codec
 from shoal_tokenizer.model_files import load_codec
@@ -89,48 +88,6 @@ async def deepseek(deepseek_folder: Path) -> AsyncIterator[Cluster]:
     settings = {"tokenizer": tokenizer, "prefill": engine, "decode": engine}
     async with cluster_running(Shape(tokenizers=1, prefill=1, decode=1), settings) as cluster:
         yield cluster
-
-
-class Streams:
-    """What clients read, for the checker. One that a client broke off has no end and is not checked."""
-
-    def __init__(self) -> None:
-        self.whole: list[tuple[str, bytes]] = []
-
-    def keep(self, path: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        kept = bytearray()
-        for piece in pieces:
-            kept += piece
-            yield piece
-        self.whole.append((path, bytes(kept)))
-
-    def check(self) -> None:
-        for path, raw in self.whole:
-            check_stream(path, raw)
-
-
-def keeping(library: Any, streams: Streams) -> Any:
-    """A client of ``library``, which is httpx or its successor: the two SDKs do not take the same one."""
-
-    class Kept(library.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, path: str, stream: Any) -> None:
-            self._stream = stream
-            self._pieces = streams.keep(path, iter(stream))
-
-        def __iter__(self) -> Iterator[bytes]:
-            return self._pieces
-
-        def close(self) -> None:
-            self._stream.close()
-
-    class Transport(library.HTTPTransport):  # type: ignore[misc]
-        def handle_request(self, request: Any) -> Any:
-            response = super().handle_request(request)
-            if response.headers.get("content-type", "").startswith("text/event-stream"):
-                response.stream = Kept(request.url.path, response.stream)
-            return response
-
-    return library.Client(transport=Transport(), trust_env=False, timeout=30)
 
 
 @pytest.fixture

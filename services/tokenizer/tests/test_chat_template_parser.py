@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -388,10 +388,14 @@ def test_any_answer_is_read_however_it_is_batched(name: str, answer: str, noise:
 @pytest.mark.parametrize("name", CHAT_MODELS)
 @given(answer=answers)
 def test_letters_are_never_lost(name: str, answer: str) -> None:
-    """What is left out is white space, tags and JSON's own characters; all else is in some part."""
+    """What is left out is white space, tags and JSON's own characters; all else is in some part.
+
+    But for a value that the end of the answer cut: what it was to become cannot be told.
+    """
     model = MODELS[name]
     answer = answer.replace("\\", "")
     parts = parse(model.parser(), model.ids(answer))
+    assume(sum(isinstance(part, CallBegin) - isinstance(part, CallEnd) for part in parts) == 0)
     shown = "".join(p.name if isinstance(p, CallBegin) else getattr(p, "text", "") for p in parts)
     marked = [character for character in answer if character in "é你"]
     assert len([c for c in json_unescaped(shown) if c in "é你"]) >= len(marked)

@@ -46,7 +46,7 @@ async def shared_cluster() -> AsyncIterator[Cluster]:
 
 
 def ask(chat: ChatApi, prompt: str, tokens: int = TOKENS, *, is_agent: bool = False) -> Answer:
-    """Requests with tools are an agent's; with this choice the prompt does not name them."""
+    """Requests with tools are an agent's."""
     return chat.ask(prompt, tokens, **({"tools": [TOOL], "tool_choice": "none"} if is_agent else {}))
 
 
@@ -131,11 +131,12 @@ async def test_a_block_that_is_used_between_mark_and_delete_stays(cluster: Clust
         while await swept("marked") < marked_before + 2 * BLOCKS:
             await asyncio.sleep(0.02)
     assert there(cluster, used | idle) == len(used | idle)
-    answer = await ask(chat, prompt).read()  # as a chat from now on
+    answer = await ask(chat, prompt, is_agent=True).read()
     assert_whole(answer, TOKENS)
     assert answer.receipt["matched_tokens"] == 0  # a mark hides it from the index, and not from the engine
     await until_gone(cluster, idle)
     assert there(cluster, used) == len(used)
     await until_equal(cluster, ever=[*used, *idle])
     assert await swept("renewed") > taken_back_before
-    assert (await ask(chat, prompt).read()).receipt["matched_tokens"] >= BLOCKS * BLOCK_TOKENS
+    again = await ask(chat, prompt, is_agent=True).read()
+    assert again.receipt["matched_tokens"] >= BLOCKS * BLOCK_TOKENS

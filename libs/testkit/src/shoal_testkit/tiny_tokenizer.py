@@ -13,6 +13,8 @@ VOCABULARY_TOKENS = 512
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 _TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{{ '<|im_start|>assistant\\n' }}"
 )

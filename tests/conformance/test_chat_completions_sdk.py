@@ -62,6 +62,49 @@ def test_a_stream_says_the_same_and_ends_with_the_usage(openai_client: openai.Op
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_several_answers_to_one_prompt_are_numbered_and_counted_together(
+    openai_client: openai.OpenAI, is_stream: bool
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Both at once."}]
+    one = openai_client.chat.completions.create(model=MODEL, messages=messages, tools=[STEP])
+    asked: dict[str, Any] = {"model": MODEL, "messages": messages, "tools": [STEP], "n": 3, "seed": 1}
+    if is_stream:
+        with openai_client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            answer: Any = stream.get_final_completion()
+    else:
+        answer = openai_client.chat.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.finish_reason for choice in answer.choices] == ["tool_calls"] * 3
+    calls = [call for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(calls) == 6 and len({call.id for call in calls}) == 6
+    assert [json.loads(call.function.arguments)["number"] for call in calls] == [1, 2] * 3
+    assert answer.usage and one.usage and answer.usage.prompt_tokens == one.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 3 * one.usage.completion_tokens
+    assert (
+        answer.usage.completion_tokens_details.reasoning_tokens
+        == 3 * one.usage.completion_tokens_details.reasoning_tokens  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_several_completions_of_one_text(openai_client: openai.OpenAI, is_stream: bool) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once upon", "n": 2, "max_tokens": 5}
+    if is_stream:
+        texts = {0: "", 1: ""}
+        *chunks, last = openai_client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        for chunk in chunks:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        usage = last.usage
+    else:
+        answer = openai_client.completions.create(**asked)
+        texts = {choice.index: choice.text for choice in answer.choices}
+        usage = answer.usage
+    assert all(texts.values()) and len(texts) == 2
+    assert usage is not None and usage.completion_tokens == 10
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_a_tool_loop_of_five_calls(openai_client: openai.OpenAI, is_stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "Climb the stairs."}]
     taken = []
@@ -189,7 +232,7 @@ def test_errors_are_the_sdks_own(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         openai_client.chat.completions.create(model="nobody", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as error:
-        openai_client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+        openai_client.chat.completions.create(model=MODEL, messages=HELLO, n=9)
     assert error.value.param == "n"
     picture = [{"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}]
     with pytest.raises(openai.BadRequestError, match="image"):

@@ -99,6 +99,9 @@ def test_chat_completions_hold_schemas_stops_and_lengths(chat: openai.OpenAI) ->
     assert parsed.choices[0].message.parsed is not None
     cut = chat.chat.completions.create(model=MODEL, messages=asked, max_tokens=3)
     assert (cut.choices[0].finish_reason, cut.usage and cut.usage.completion_tokens) == ("length", 3)
+    both = chat.chat.completions.create(model=MODEL, messages=asked, max_tokens=12, n=2, seed=7, temperature=1.5)
+    first, second = (choice.message.content for choice in both.choices)
+    assert first and second and first != second
     text = chat.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=5, temperature=0)
     assert "Paris" in text.choices[0].text
 

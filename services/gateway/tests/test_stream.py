@@ -12,7 +12,17 @@ from shoal_contracts.ids import pack_u32, unpack_u32
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import Ending, EndReason, EventSink, Fallback, TokenSink
 from shoal_gateway.receipt import Receipt
-from shoal_gateway.request import BodyToEncode, Opening, Placement, Prompt, RequestPlan, ServedModel, TokenBatch
+from shoal_gateway.request import (
+    BodyToEncode,
+    Choice,
+    Opening,
+    Placement,
+    Prompt,
+    RequestPlan,
+    ServedModel,
+    TokenBatch,
+)
+from shoal_gateway.steps.choices import OtherChoices
 from shoal_gateway.steps.place import PlaceLimits, PlaceStep
 from shoal_gateway.steps.stream import AnswerStream, StreamLimits, StreamPeers
 from shoal_policy import DecodeWorkerView, PlacementPolicy
@@ -136,11 +146,14 @@ class Case:
         peers = StreamPeers(place, self.tokenizers, self.client, self.clock)
         limits = StreamLimits(place_attempts, event_attempts, 1.0)
         self.answer = AnswerStream(plan, peers, limits, self.receipt, self.receipt.to_json)
+        self.others = OtherChoices(
+            plan, self.receipt, lambda plan, own: AnswerStream(plan, peers, limits, own, lambda: None)
+        )
         self.running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         try:
-            await self.answer.run()
+            await self.others.run_with(self.answer)
         finally:
             self.answer.abort()
 
@@ -504,3 +517,77 @@ async def test_only_an_engine_that_began_a_grammar_can_go_on_with_it(tokens: int
     assert len(case.decode.placed) == 2
     case.running.cancel()
     await settle()
+
+
+THREE = replace(PLAN, prompt=replace(PROMPT, other_choices=(Choice(b"", b"second"), Choice(b"", b"third"))))
+
+
+async def test_first_of_several_answers_ends_last_with_what_was_kept_of_the_others() -> None:
+    case = await started(THREE)
+    assert [placed.placement.request_id for placed in case.decode.placed] == ["r1", "r1-1", "r1-2"]
+    assert [opened.opening.output_state for opened in case.tokenizers.opened] == [b"state", b"second", b"third"]
+    for placed in case.decode.placed:
+        placed.generate(1, 2)
+    for placed in case.decode.placed:
+        placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    first, *others = case.tokenizers.opened
+    assert first.endings == [] and [len(other.endings) for other in others] == [1, 1]
+    others[1].close(b"[3]")
+    await settle()
+    assert first.endings == []
+    others[0].close(b"[2]")
+    await settle()
+    [ending] = first.endings
+    assert ending.other_choices == (b"[2]", b"[3]")
+    assert ending.receipt_json is not None and b'"completion_tokens":6' in ending.receipt_json
+    first.close()
+    await case.running
+    assert case.receipt.completion_tokens == 6
+
+
+async def test_tokenizer_that_is_lost_before_the_others_ended_is_replaced() -> None:
+    case = await started(THREE)
+    for placed in case.decode.placed:
+        placed.generate(1)
+        placed.sink.on_finished(EndReason.LENGTH, None)
+    await settle()
+    first, *others = case.tokenizers.opened
+    first.sink.on_failed(LOST)
+    for other in others:
+        other.close(b"[]")
+    await settle()
+    assert case.events is not first and case.events.tokens == [1]
+    assert [ending.reason for ending in case.events.endings] == [EndReason.LENGTH]
+    case.events.close()
+    await case.running
+    assert case.receipt.fallbacks == [Fallback.TOKENIZER_RESUMED]
+
+
+async def test_answer_that_fails_ends_the_others() -> None:
+    case = await started(THREE, place_attempts=1)
+    case.decode.placed[1].sink.on_lost(LOST)
+    assert await case.failure() is LOST
+    assert [placed.cancels for placed in case.decode.placed] == [1, 0, 1]
+    assert [opened.drops for opened in case.tokenizers.opened] == [1, 1, 1]
+
+
+async def test_client_that_leaves_ends_every_answer() -> None:
+    case = await started(THREE)
+    case.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await case.running
+    assert [placed.cancels for placed in case.decode.placed] == [1, 1, 1]
+    assert [opened.drops for opened in case.tokenizers.opened] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("kept", "code"), [(b"", pb.BUG), (b"x" * 7_000_000, pb.INVALID_REQUEST)])
+async def test_others_that_cannot_be_summed_up_fail_the_request(kept: bytes, code: int) -> None:
+    case = await started(THREE)
+    for placed in case.decode.placed:
+        placed.generate(1)
+        placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    for other in case.tokenizers.opened[1:]:
+        other.close(kept)
+    assert (await case.failure()).code == code

@@ -54,7 +54,7 @@ def test_every_field_is_taken() -> None:
     converted = convert(
         prompt=["Once"], max_tokens=7, temperature=0, top_p=0.5, seed=3, presence_penalty=1, frequency_penalty=-1,
         logit_bias={"5": 1}, logprobs=2, stop=["a", "b"], stream=True, stream_options={"include_usage": True},
-        n=1, best_of=1, echo=False, suffix=None, user="u",
+        n=3, best_of=3, echo=False, suffix=None, user="u",
     )  # fmt: skip
     assert converted.prompt == RawText("Once")
     assert converted.sampling == Sampling(
@@ -65,6 +65,7 @@ def test_every_field_is_taken() -> None:
     assert (shape.stop_strings, shape.is_stream, shape.has_usage_event) == (("a", "b"), True, True)
     assert (shape.has_logprobs, shape.top_logprobs) == (True, 2)
     assert convert(logprobs=0).sampling.logprobs == 0
+    assert converted.choices == 3 and convert().choices == 1
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,8 @@ def test_every_field_is_taken() -> None:
         ({"echo": True}, pb.UNSUPPORTED, "echo"),
         ({"suffix": "x"}, pb.UNSUPPORTED, "suffix"),
         ({"best_of": 2}, pb.UNSUPPORTED, "best_of"),
-        ({"n": 2}, pb.UNSUPPORTED, "n"),
+        ({"n": 9}, pb.UNSUPPORTED, "n"),
+        ({"n": 2, "best_of": 1}, pb.UNSUPPORTED, "best_of"),
         ({"prompt": ""}, pb.INVALID_REQUEST, "prompt"),
         ({"prompt": []}, pb.INVALID_REQUEST, "prompt"),
         ({"prompt": [{}]}, pb.INVALID_REQUEST, "prompt"),

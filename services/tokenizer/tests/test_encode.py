@@ -9,7 +9,7 @@ from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_tokenizer.codec.api import Api, Codec, Finish, Rendered, RequestNames, Sampling
 from shoal_tokenizer.encode import Encoded, RequestEncoder, dictate
-from shoal_tokenizer.format import Ending, Opening, format_answer
+from shoal_tokenizer.format import AnswerStreams, Ending, Opening, Turn, format_answer
 from shoal_tokenizer.thread_pool import ThreadPool
 
 NAMES = RequestNames("r1", 1700000000)
@@ -55,6 +55,32 @@ async def test_a_text_without_a_conversation_is_the_whole_prompt(codec: Codec, r
         pool.close()
     assert isinstance(encoded, Encoded)
     assert reference.decode(encoded.token_ids) == "the quick <|im_end|>" and 2 not in encoded.token_ids
+
+
+async def test_further_answers_have_a_seed_and_a_number_of_their_own(encoder: RequestEncoder, codec: Codec) -> None:
+    encoded = await encoder.encode(Api.CHAT_COMPLETIONS, body("fox", n=3, seed=2**63 - 2), NAMES)
+    assert isinstance(encoded, Encoded)
+    assert encoded.sampling.seed == 2**63 - 2
+    assert [sampling.seed for sampling, _ in encoded.other_choices] == [2**63 - 1, 0]
+    assert [replace(sampling, seed=None) for sampling, _ in encoded.other_choices] == [
+        replace(encoded.sampling, seed=None)
+    ] * 2
+    ids = codec.encoder.encode([("wave", False)])
+    kept = []
+    for _, state in encoded.other_choices:
+        streams = AnswerStreams(codec)
+        turn = Turn([Opening(1, state, 9, 0)], [1], [len(ids)], ids, endings=[Ending(1, Finish.STOP)])
+        (piece,) = streams.turn(turn)
+        assert piece.events == b"" and piece.kept_body
+        kept.append(piece.kept_body)
+    opening = Opening(1, encoded.output_state, 9, 0)
+    endings = [Ending(1, Finish.STOP, other_choices=kept)]
+    (piece,) = AnswerStreams(codec).turn(Turn([opening], [1], [len(ids)], ids, endings=endings))
+    shown = json.loads(piece.events)
+    assert [(choice["index"], choice["message"]["content"]) for choice in shown["choices"]] == [
+        (number, "wave") for number in range(3)
+    ]
+    assert shown["usage"]["completion_tokens"] == 3 * len(ids) and shown["usage"]["prompt_tokens"] == 9
 
 
 async def test_an_api_that_is_not_offered_is_named(codec: Codec) -> None:

@@ -19,6 +19,7 @@ from shoal_gateway.keeping import ResponseKeeper
 from shoal_gateway.ports import Client, EndReason, Fallback, ResponseStore, TokenizerFleet
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import Blocks, Options, Prompt, RequestPlan, ServedModel, Storage
+from shoal_gateway.steps.choices import OtherChoices
 from shoal_gateway.steps.encode import EncodeStep
 from shoal_gateway.steps.match import MatchStep
 from shoal_gateway.steps.place import PlaceStep
@@ -207,11 +208,12 @@ class Lifecycle:
         """5 and 6  a decode worker generates, the tokenizer writes, the client reads."""
         river = self._river
         answer = self._answer = self._new_answer(plan)
+        others = OtherChoices(plan, self.receipt, self._new_other)
         is_finished = False
         try:
             self.receipt.stage = "decode"
             with start_span("decode.Serve"):
-                await answer.run()
+                await others.run_with(answer)
             self.receipt.stage = "client"
             is_finished = True
             await self._client.end(None if plan.prompt.is_streaming else self._describe())
@@ -222,16 +224,24 @@ class Lifecycle:
             raise
         finally:
             answer.abort()
-            river.settle.claim(plan, blocks, answer.transcript.token_ids, is_finished=is_finished)
+            for own, told in ((plan, answer), *zip(others.plans, others.answers, strict=True)):
+                river.settle.claim(own, blocks, told.transcript.token_ids, is_finished=is_finished)
 
     def _new_answer(self, plan: RequestPlan) -> AnswerStream:
-        river = self._river
-        peers = StreamPeers(river.place, river.tokenizers, self._client, river.clock)
         in_events = self._describe if plan.prompt.is_streaming else lambda: None
-        answer = AnswerStream(plan, peers, river.stream_limits, self.receipt, in_events)
+        answer = AnswerStream(plan, self._stream_peers(), self._river.stream_limits, self.receipt, in_events)
         answer.on_first_token = self._on_first_token
         answer.keep = self._keeper.keep if self._keeper is not None else None
         return answer
+
+    def _new_other(self, plan: RequestPlan, receipt: Receipt) -> AnswerStream:
+        answer = AnswerStream(plan, self._stream_peers(), self._river.stream_limits, receipt, lambda: None)
+        answer.on_first_token = self._on_first_token
+        return answer
+
+    def _stream_peers(self) -> StreamPeers:
+        river = self._river
+        return StreamPeers(river.place, river.tokenizers, self._client, river.clock)
 
     def _settle(self, error: BaseException | None) -> None:
         """7  log, metrics; the blocks were claimed when the stream ended."""
@@ -250,7 +260,9 @@ class Lifecycle:
         return self.receipt.to_json()
 
     def _on_first_token(self) -> None:
-        self.receipt.ttft_ms = self._elapsed_ms()
+        """Of one of the answers."""
+        if self.receipt.ttft_ms is None:
+            self.receipt.ttft_ms = self._elapsed_ms()
 
     def _elapsed_ms(self) -> int:
         return round((self._river.clock.monotonic() - self._began_s) * 1000)

@@ -45,6 +45,7 @@ class Ending:
     failure: ShoalError | None = None  # with FAILURE
     receipt_json: bytes | None = None
     hit_tokens: int | None = None
+    other_choices: tuple[bytes, ...] = ()  # what the tokenizer kept of each, with the first choice
 
 
 class TokenSink(Protocol):

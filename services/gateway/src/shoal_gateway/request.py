@@ -66,6 +66,14 @@ class HistoryNeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """A further answer to a prompt, generated as the first but for these."""
+
+    sampling: bytes
+    output_state: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What Encode made of a body."""
 
@@ -80,6 +88,7 @@ class Prompt:
     notes: tuple[str, ...] = ()  # what was changed or has no effect, for the receipt
     is_constrained: bool = False  # the engine holds the answer to a grammar
     storage: Storage | None = None  # None: nothing is kept
+    other_choices: tuple[Choice, ...] = ()  # further answers that are wanted to it
 
     @property
     def prompt_tokens(self) -> int:

@@ -41,6 +41,7 @@ class Encoded:
     notes: tuple[str, ...] = ()
     cache_key: str | None = None
     storage: Storage | None = None
+    other_choices: tuple[tuple[Sampling, bytes], ...] = ()  # of each further answer: sampling and output state
 
 
 class RequestEncoder:
@@ -63,18 +64,25 @@ class RequestEncoder:
         if isinstance(converted, NeedsHistory):
             return converted
         rendered = self._render(converted, names)
-        shape = msgspec.structs.replace(converted.shape, start=rendered.start, text_parameters=rendered.text_parameters)
+        shape = msgspec.structs.replace(
+            converted.shape,
+            start=rendered.start,
+            text_parameters=rendered.text_parameters,
+            choices=converted.choices,
+        )
         sampling, sampling_notes = dictate(converted.sampling, rendered)
+        sampling = replace(sampling, constraint=rendered.constraint)
         return Encoded(
             model=codec.model,
             token_ids=codec.encoder.encode(rendered.segments),
-            sampling=replace(sampling, constraint=rendered.constraint),
+            sampling=sampling,
             is_stream=shape.is_stream,
             is_agent=converted.is_agent,
             output_state=pack_state(shape),
             notes=converted.notes + rendered.notes + sampling_notes,
             cache_key=converted.cache_key,
             storage=converted.storage,
+            other_choices=tuple(_choice(sampling, shape, number) for number in range(1, converted.choices)),
         )
 
     def _render(self, converted: Converted, names: RequestNames) -> Rendered:
@@ -98,6 +106,12 @@ def dictate(sampling: Sampling, rendered: Rendered) -> tuple[Sampling, tuple[str
         if asked is not None and asked != dictated[name]
     )
     return replace(sampling, **dictated), notes
+
+
+def _choice(sampling: Sampling, shape: AnswerShape, number: int) -> tuple[Sampling, bytes]:
+    """A further answer. With a seed each choice has its own, or all would be equal."""
+    seed = None if sampling.seed is None else (sampling.seed + number) % 2**63
+    return replace(sampling, seed=seed), pack_state(msgspec.structs.replace(shape, choice=number))
 
 
 def pack_state(shape: AnswerShape) -> bytes:

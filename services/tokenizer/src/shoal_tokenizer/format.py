@@ -47,6 +47,7 @@ class Ending:
     failure: ShownFailure | None = None
     receipt_json: bytes | None = None
     hit_tokens: int | None = None  # None: as told at open
+    other_choices: Sequence[bytes] = ()  # ``kept_body`` of the others, with the first of several choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Answer:
         hit_tokens = self._hit_tokens if ending.hit_tokens is None else ending.hit_tokens
         parser = self._parser
         usage = Usage(self._prompt_tokens, hit_tokens, parser.completion_tokens, parser.reasoning_tokens)
-        end = AnswerEnd(finish, usage, parser.stop_string, ending.receipt_json)
+        end = AnswerEnd(finish, usage, parser.stop_string, ending.receipt_json, ending.other_choices)
         return self._open() + events + self._writer.finish(end), finish
 
     def _open(self) -> bytes:
@@ -190,9 +191,9 @@ class AnswerStreams:
             piece = pieces[stream_id] = Piece(stream_id)
         try:
             step(piece, argument)
-            if len(piece.events) <= self._max_event_bytes:
+            if len(piece.events) + len(piece.kept_body or b"") <= self._max_event_bytes:
                 return
-            piece.events = b""
+            piece.events, piece.kept_body = b"", None
             piece.error = BadRequest(INVALID_REQUEST, "The answer is too long for one body. Ask for a stream instead.")
         except ShoalError as error:
             piece.error = error

@@ -81,6 +81,10 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
             notes=encoded.notes,
             cache_key=encoded.cache_key,
             storage=to_storage(encoded.storage) if encoded.storage is not None else None,
+            other_choices=[
+                tpb.Choice(sampling=to_sampling(sampling), output_state=state)
+                for sampling, state in encoded.other_choices
+            ],
         )
 
     async def Count(self, request: tpb.EncodeRequest, context: Any) -> tpb.CountReply:
@@ -238,6 +242,7 @@ def _to_ending(finish: tpb.FinishStream) -> Ending:
         _to_shown_failure(finish.failure) if finish.HasField("failure") else None,
         finish.receipt_json if finish.HasField("receipt_json") else None,
         finish.hit_tokens if finish.HasField("hit_tokens") else None,
+        tuple(finish.other_choices),
     )
 
 

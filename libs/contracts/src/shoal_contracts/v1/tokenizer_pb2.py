@@ -25,41 +25,43 @@ _sym_db = _symbol_database.Default()
 from shoal_contracts.v1 import common_pb2 as shoal__contracts_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"shoal_contracts/v1/tokenizer.proto\x12\x08shoal.v1\x1a\x1fshoal_contracts/v1/common.proto\"\x82\x01\n\rEncodeRequest\x12\x1a\n\x03\x61pi\x18\x01 \x01(\x0e\x32\r.shoal.v1.Api\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\tcreated_s\x18\x04 \x01(\x04\x12\x14\n\x07history\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_history\"\xeb\x02\n\x0b\x45ncodeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x1d\n\x05items\x18\x03 \x03(\x0b\x32\x0e.shoal.v1.Item\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.shoal.v1.Sampling\x12\x0e\n\x06stream\x18\x05 \x01(\x08\x12-\n\rtraffic_class\x18\x06 \x01(\x0e\x32\x16.shoal.v1.TrafficClass\x12\x14\n\x0coutput_state\x18\x07 \x01(\x0c\x12\x16\n\tcache_key\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05notes\x18\t \x03(\t\x12\x1f\n\x12needed_response_id\x18\n \x01(\tH\x01\x88\x01\x01\x12\'\n\x07storage\x18\x0b \x01(\x0b\x32\x11.shoal.v1.StorageH\x02\x88\x01\x01\x42\x0c\n\n_cache_keyB\x15\n\x13_needed_response_idB\n\n\x08_storage\"\xad\x01\n\x07Storage\x12\x13\n\x0binput_items\x18\x01 \x01(\x0c\x12\x11\n\tis_stored\x18\x02 \x01(\x08\x12\x15\n\ris_background\x18\x03 \x01(\x08\x12!\n\x14previous_response_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0cpending_body\x18\x05 \x01(\x0c\x12\x11\n\tlost_body\x18\x06 \x01(\x0c\x42\x17\n\x15_previous_response_id\"1\n\nCountReply\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"\xce\x01\n\x0f\x43onverseRequest\x12\"\n\x04open\x18\x01 \x03(\x0b\x32\x14.shoal.v1.OpenStream\x12\x12\n\nstream_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.shoal.v1.StreamLogprobs\x12&\n\x06\x66inish\x18\x06 \x03(\x0b\x32\x16.shoal.v1.FinishStream\x12\x0c\n\x04\x64rop\x18\x07 \x01(\x0c\"\xa3\x01\n\nOpenStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x14\n\x0coutput_state\x18\x02 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nhit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fprior_token_ids\x18\x05 \x01(\x0c\x12\x12\n\nis_resumed\x18\x06 \x01(\x08\x12\x14\n\x0cprior_events\x18\x07 \x01(\r\"\xd2\x01\n\x0c\x46inishStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.shoal.v1.FailureH\x00\x88\x01\x01\x12\x19\n\x0creceipt_json\x18\x04 \x01(\x0cH\x01\x88\x01\x01\x12\x17\n\nhit_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\n\n\x08_failureB\x0f\n\r_receipt_jsonB\r\n\x0b_hit_tokens\"\xeb\x01\n\rConverseReply\x12\x12\n\nstream_ids\x18\x01 \x01(\x0c\x12\x0f\n\x07lengths\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x03 \x01(\x0c\x12(\n\x07stopped\x18\x04 \x03(\x0b\x32\x17.shoal.v1.StoppedStream\x12&\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x16.shoal.v1.ClosedStream\x12&\n\x06\x66\x61iled\x18\x06 \x03(\x0b\x32\x16.shoal.v1.FailedStream\x12\x15\n\rparsed_tokens\x18\x07 \x01(\x0c\x12\x14\n\x0c\x65vent_counts\x18\x08 \x01(\x0c\"7\n\rStoppedStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x13\n\x0bstop_string\x18\x02 \x01(\t\"b\n\x0c\x43losedStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x16\n\tkept_body\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_kept_body\"E\n\x0c\x46\x61iledStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.shoal.v1.Failure\"\xe2\x01\n\rFormatRequest\x12\x14\n\x0coutput_state\x18\x01 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12&\n\x06reason\x18\x06 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\x19\n\x0creceipt_json\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x0f\n\r_receipt_json\"M\n\x0b\x46ormatReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rstopped_early\x18\x03 \x01(\x08*^\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_COMPLETIONS\x10\x01\x12\r\n\tRESPONSES\x10\x02\x12\x0c\n\x08MESSAGES\x10\x03\x12\x0f\n\x0b\x43OMPLETIONS\x10\x04\x32\xfb\x01\n\tTokenizer\x12\x38\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x15.shoal.v1.EncodeReply\x12\x36\n\x05\x43ount\x12\x17.shoal.v1.EncodeRequest\x1a\x14.shoal.v1.CountReply\x12\x42\n\x08\x43onverse\x12\x19.shoal.v1.ConverseRequest\x1a\x17.shoal.v1.ConverseReply(\x01\x30\x01\x12\x38\n\x06\x46ormat\x12\x17.shoal.v1.FormatRequest\x1a\x15.shoal.v1.FormatReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"shoal_contracts/v1/tokenizer.proto\x12\x08shoal.v1\x1a\x1fshoal_contracts/v1/common.proto\"\x82\x01\n\rEncodeRequest\x12\x1a\n\x03\x61pi\x18\x01 \x01(\x0e\x32\r.shoal.v1.Api\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\tcreated_s\x18\x04 \x01(\x04\x12\x14\n\x07history\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_history\"\x94\x03\n\x0b\x45ncodeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x1d\n\x05items\x18\x03 \x03(\x0b\x32\x0e.shoal.v1.Item\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.shoal.v1.Sampling\x12\x0e\n\x06stream\x18\x05 \x01(\x08\x12-\n\rtraffic_class\x18\x06 \x01(\x0e\x32\x16.shoal.v1.TrafficClass\x12\x14\n\x0coutput_state\x18\x07 \x01(\x0c\x12\x16\n\tcache_key\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05notes\x18\t \x03(\t\x12\x1f\n\x12needed_response_id\x18\n \x01(\tH\x01\x88\x01\x01\x12\'\n\x07storage\x18\x0b \x01(\x0b\x32\x11.shoal.v1.StorageH\x02\x88\x01\x01\x12\'\n\rother_choices\x18\x0c \x03(\x0b\x32\x10.shoal.v1.ChoiceB\x0c\n\n_cache_keyB\x15\n\x13_needed_response_idB\n\n\x08_storage\"D\n\x06\x43hoice\x12$\n\x08sampling\x18\x01 \x01(\x0b\x32\x12.shoal.v1.Sampling\x12\x14\n\x0coutput_state\x18\x02 \x01(\x0c\"\xad\x01\n\x07Storage\x12\x13\n\x0binput_items\x18\x01 \x01(\x0c\x12\x11\n\tis_stored\x18\x02 \x01(\x08\x12\x15\n\ris_background\x18\x03 \x01(\x08\x12!\n\x14previous_response_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0cpending_body\x18\x05 \x01(\x0c\x12\x11\n\tlost_body\x18\x06 \x01(\x0c\x42\x17\n\x15_previous_response_id\"1\n\nCountReply\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"\xce\x01\n\x0f\x43onverseRequest\x12\"\n\x04open\x18\x01 \x03(\x0b\x32\x14.shoal.v1.OpenStream\x12\x12\n\nstream_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.shoal.v1.StreamLogprobs\x12&\n\x06\x66inish\x18\x06 \x03(\x0b\x32\x16.shoal.v1.FinishStream\x12\x0c\n\x04\x64rop\x18\x07 \x01(\x0c\"\xa3\x01\n\nOpenStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x14\n\x0coutput_state\x18\x02 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nhit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fprior_token_ids\x18\x05 \x01(\x0c\x12\x12\n\nis_resumed\x18\x06 \x01(\x08\x12\x14\n\x0cprior_events\x18\x07 \x01(\r\"\xe9\x01\n\x0c\x46inishStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.shoal.v1.FailureH\x00\x88\x01\x01\x12\x19\n\x0creceipt_json\x18\x04 \x01(\x0cH\x01\x88\x01\x01\x12\x17\n\nhit_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x15\n\rother_choices\x18\x06 \x03(\x0c\x42\n\n\x08_failureB\x0f\n\r_receipt_jsonB\r\n\x0b_hit_tokens\"\xeb\x01\n\rConverseReply\x12\x12\n\nstream_ids\x18\x01 \x01(\x0c\x12\x0f\n\x07lengths\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x03 \x01(\x0c\x12(\n\x07stopped\x18\x04 \x03(\x0b\x32\x17.shoal.v1.StoppedStream\x12&\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x16.shoal.v1.ClosedStream\x12&\n\x06\x66\x61iled\x18\x06 \x03(\x0b\x32\x16.shoal.v1.FailedStream\x12\x15\n\rparsed_tokens\x18\x07 \x01(\x0c\x12\x14\n\x0c\x65vent_counts\x18\x08 \x01(\x0c\"7\n\rStoppedStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x13\n\x0bstop_string\x18\x02 \x01(\t\"b\n\x0c\x43losedStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x16\n\tkept_body\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_kept_body\"E\n\x0c\x46\x61iledStream\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.shoal.v1.Failure\"\xe2\x01\n\rFormatRequest\x12\x14\n\x0coutput_state\x18\x01 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\x12&\n\x06reason\x18\x06 \x01(\x0e\x32\x16.shoal.v1.FinishReason\x12\x19\n\x0creceipt_json\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x0f\n\r_receipt_json\"M\n\x0b\x46ormatReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rstopped_early\x18\x03 \x01(\x08*^\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_COMPLETIONS\x10\x01\x12\r\n\tRESPONSES\x10\x02\x12\x0c\n\x08MESSAGES\x10\x03\x12\x0f\n\x0b\x43OMPLETIONS\x10\x04\x32\xfb\x01\n\tTokenizer\x12\x38\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x15.shoal.v1.EncodeReply\x12\x36\n\x05\x43ount\x12\x17.shoal.v1.EncodeRequest\x1a\x14.shoal.v1.CountReply\x12\x42\n\x08\x43onverse\x12\x19.shoal.v1.ConverseRequest\x1a\x17.shoal.v1.ConverseReply(\x01\x30\x01\x12\x38\n\x06\x46ormat\x12\x17.shoal.v1.FormatRequest\x1a\x15.shoal.v1.FormatReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal_contracts.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_API']._serialized_start=2169
-  _globals['_API']._serialized_end=2263
+  _globals['_API']._serialized_start=2303
+  _globals['_API']._serialized_end=2397
   _globals['_ENCODEREQUEST']._serialized_start=82
   _globals['_ENCODEREQUEST']._serialized_end=212
   _globals['_ENCODEREPLY']._serialized_start=215
-  _globals['_ENCODEREPLY']._serialized_end=578
-  _globals['_STORAGE']._serialized_start=581
-  _globals['_STORAGE']._serialized_end=754
-  _globals['_COUNTREPLY']._serialized_start=756
-  _globals['_COUNTREPLY']._serialized_end=805
-  _globals['_CONVERSEREQUEST']._serialized_start=808
-  _globals['_CONVERSEREQUEST']._serialized_end=1014
-  _globals['_OPENSTREAM']._serialized_start=1017
-  _globals['_OPENSTREAM']._serialized_end=1180
-  _globals['_FINISHSTREAM']._serialized_start=1183
-  _globals['_FINISHSTREAM']._serialized_end=1393
-  _globals['_CONVERSEREPLY']._serialized_start=1396
-  _globals['_CONVERSEREPLY']._serialized_end=1631
-  _globals['_STOPPEDSTREAM']._serialized_start=1633
-  _globals['_STOPPEDSTREAM']._serialized_end=1688
-  _globals['_CLOSEDSTREAM']._serialized_start=1690
-  _globals['_CLOSEDSTREAM']._serialized_end=1788
-  _globals['_FAILEDSTREAM']._serialized_start=1790
-  _globals['_FAILEDSTREAM']._serialized_end=1859
-  _globals['_FORMATREQUEST']._serialized_start=1862
-  _globals['_FORMATREQUEST']._serialized_end=2088
-  _globals['_FORMATREPLY']._serialized_start=2090
-  _globals['_FORMATREPLY']._serialized_end=2167
-  _globals['_TOKENIZER']._serialized_start=2266
-  _globals['_TOKENIZER']._serialized_end=2517
+  _globals['_ENCODEREPLY']._serialized_end=619
+  _globals['_CHOICE']._serialized_start=621
+  _globals['_CHOICE']._serialized_end=689
+  _globals['_STORAGE']._serialized_start=692
+  _globals['_STORAGE']._serialized_end=865
+  _globals['_COUNTREPLY']._serialized_start=867
+  _globals['_COUNTREPLY']._serialized_end=916
+  _globals['_CONVERSEREQUEST']._serialized_start=919
+  _globals['_CONVERSEREQUEST']._serialized_end=1125
+  _globals['_OPENSTREAM']._serialized_start=1128
+  _globals['_OPENSTREAM']._serialized_end=1291
+  _globals['_FINISHSTREAM']._serialized_start=1294
+  _globals['_FINISHSTREAM']._serialized_end=1527
+  _globals['_CONVERSEREPLY']._serialized_start=1530
+  _globals['_CONVERSEREPLY']._serialized_end=1765
+  _globals['_STOPPEDSTREAM']._serialized_start=1767
+  _globals['_STOPPEDSTREAM']._serialized_end=1822
+  _globals['_CLOSEDSTREAM']._serialized_start=1824
+  _globals['_CLOSEDSTREAM']._serialized_end=1922
+  _globals['_FAILEDSTREAM']._serialized_start=1924
+  _globals['_FAILEDSTREAM']._serialized_end=1993
+  _globals['_FORMATREQUEST']._serialized_start=1996
+  _globals['_FORMATREQUEST']._serialized_end=2222
+  _globals['_FORMATREPLY']._serialized_start=2224
+  _globals['_FORMATREPLY']._serialized_end=2301
+  _globals['_TOKENIZER']._serialized_start=2400
+  _globals['_TOKENIZER']._serialized_end=2651
 # @@protoc_insertion_point(module_scope)

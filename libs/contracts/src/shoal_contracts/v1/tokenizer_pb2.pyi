@@ -108,6 +108,7 @@ class EncodeReply(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     NEEDED_RESPONSE_ID_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
+    OTHER_CHOICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as served, after aliases"""
     token_ids: _builtins.bytes
@@ -136,6 +137,10 @@ class EncodeReply(_message.Message):
     def storage(self) -> Global___Storage:
         """RESPONSES only"""
 
+    @_builtins.property
+    def other_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """Several answers to one prompt (`n`): `sampling` and `output_state` are the first one's, these the others'."""
+
     def __init__(
         self,
         *,
@@ -150,10 +155,11 @@ class EncodeReply(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         needed_response_id: _builtins.str | None = ...,
         storage: Global___Storage | None = ...,
+        other_choices: _abc.Iterable[Global___Choice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "_needed_response_id", b"_needed_response_id", "_storage", b"_storage", "cache_key", b"cache_key", "needed_response_id", b"needed_response_id", "sampling", b"sampling", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "_needed_response_id", b"_needed_response_id", "_storage", b"_storage", "cache_key", b"cache_key", "items", b"items", "model", b"model", "needed_response_id", b"needed_response_id", "notes", b"notes", "output_state", b"output_state", "sampling", b"sampling", "storage", b"storage", "stream", b"stream", "token_ids", b"token_ids", "traffic_class", b"traffic_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key", "_needed_response_id", b"_needed_response_id", "_storage", b"_storage", "cache_key", b"cache_key", "items", b"items", "model", b"model", "needed_response_id", b"needed_response_id", "notes", b"notes", "other_choices", b"other_choices", "output_state", b"output_state", "sampling", b"sampling", "storage", b"storage", "stream", b"stream", "token_ids", b"token_ids", "traffic_class", b"traffic_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_key: _TypeAlias = _typing.Literal["cache_key"]  # noqa: Y015
     _WhichOneofArgType__cache_key: _TypeAlias = _typing.Literal["_cache_key", b"_cache_key"]  # noqa: Y015
@@ -169,6 +175,29 @@ class EncodeReply(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__storage) -> _WhichOneofReturnType__storage | None: ...
 
 Global___EncodeReply: _TypeAlias = EncodeReply  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    OUTPUT_STATE_FIELD_NUMBER: _builtins.int
+    output_state: _builtins.bytes
+    @_builtins.property
+    def sampling(self) -> _common_pb2.Sampling: ...
+    def __init__(
+        self,
+        *,
+        sampling: _common_pb2.Sampling | None = ...,
+        output_state: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_state", b"output_state", "sampling", b"sampling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class Storage(_message.Message):
@@ -336,6 +365,7 @@ class FinishStream(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     RECEIPT_JSON_FIELD_NUMBER: _builtins.int
     HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    OTHER_CHOICES_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     receipt_json: _builtins.bytes
@@ -346,6 +376,10 @@ class FinishStream(_message.Message):
     def failure(self) -> _common_pb2.Failure:
         """with reason FAILURE: shown to the client in the API's shape"""
 
+    @_builtins.property
+    def other_choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """With the first of several choices, which is finished last and sums up: kept_body of each of the others."""
+
     def __init__(
         self,
         *,
@@ -354,10 +388,11 @@ class FinishStream(_message.Message):
         failure: _common_pb2.Failure | None = ...,
         receipt_json: _builtins.bytes | None = ...,
         hit_tokens: _builtins.int | None = ...,
+        other_choices: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_hit_tokens", b"_hit_tokens", "_receipt_json", b"_receipt_json", "failure", b"failure", "hit_tokens", b"hit_tokens", "receipt_json", b"receipt_json"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_hit_tokens", b"_hit_tokens", "_receipt_json", b"_receipt_json", "failure", b"failure", "hit_tokens", b"hit_tokens", "reason", b"reason", "receipt_json", b"receipt_json", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_hit_tokens", b"_hit_tokens", "_receipt_json", b"_receipt_json", "failure", b"failure", "hit_tokens", b"hit_tokens", "other_choices", b"other_choices", "reason", b"reason", "receipt_json", b"receipt_json", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
     _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015
@@ -466,7 +501,7 @@ class ClosedStream(_message.Message):
     completion_tokens: _builtins.int
     """as counted in the usage that was shown"""
     kept_body: _builtins.bytes
-    """the response to keep, when Encode asked for it (Storage)"""
+    """The response to keep, when Encode asked for it (Storage); of other_choices, what the first one needs of it."""
     def __init__(
         self,
         *,

@@ -15,6 +15,7 @@ from shoal_gateway.request import (
     TOKEN_BYTES,
     Api,
     BodyToEncode,
+    Choice,
     HistoryNeeded,
     Opening,
     Placement,
@@ -89,6 +90,9 @@ def to_prompt(reply: tokenizer_pb2.EncodeReply) -> Prompt:
         notes=tuple(reply.notes),
         is_constrained=sampling.HasField("constraint"),
         storage=to_storage(reply.storage) if reply.HasField("storage") and reply.storage.is_stored else None,
+        other_choices=tuple(
+            Choice(choice.sampling.SerializeToString(), choice.output_state) for choice in reply.other_choices
+        ),
     )
 
 
@@ -179,6 +183,7 @@ def to_finish_stream(stream_id: int, ending: Ending) -> tokenizer_pb2.FinishStre
         failure=to_failure(ending.failure) if ending.failure is not None else None,
         receipt_json=ending.receipt_json,
         hit_tokens=ending.hit_tokens,
+        other_choices=ending.other_choices,
     )
 
 

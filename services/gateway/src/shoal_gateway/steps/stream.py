@@ -86,7 +86,15 @@ class _ClientTooSlow:
     pass
 
 
-_Signal = _Finished | _WorkerLost | _TokenizerLost | _Stopped | _Closed | _ClientTooSlow
+@dataclass(frozen=True, slots=True)
+class OtherAnswers:
+    """Every other answer to the prompt is complete. ``kept`` is what the tokenizer wants back of each."""
+
+    kept: tuple[bytes, ...] = ()
+    completion_tokens: int = 0
+
+
+_Signal = _Finished | _WorkerLost | _TokenizerLost | _Stopped | _Closed | _ClientTooSlow | OtherAnswers
 
 
 class AnswerStream:
@@ -111,7 +119,9 @@ class AnswerStream:
         self._placements = 0
         self._openings = 0
         self._lost_tokenizers: frozenset[str] = frozenset()
-        self._ending: Ending | None = None
+        self._reason: EndReason | None = None  # why generating ended
+        self._ending: Ending | None = None  # as the tokenizer was told
+        self._others: OtherAnswers | None = None if plan.prompt.other_choices else OtherAnswers()
         self._is_too_slow = False
         self._held: list[tuple[bytes, int]] = []  # last events, and how many they are
         self._is_closed = False
@@ -165,7 +175,8 @@ class AnswerStream:
 
     async def _close(self, closed: _Closed) -> None:
         self._is_closed = True
-        self._receipt.completion_tokens = closed.completion_tokens
+        others_tokens = self._others.completion_tokens if self._others is not None else 0
+        self._receipt.completion_tokens = closed.completion_tokens + others_tokens
         if self.keep is not None and closed.kept_body is not None:
             await self.keep(closed.kept_body)
         self._release()
@@ -174,6 +185,10 @@ class AnswerStream:
         held, self._held = self._held, []
         for events, event_count in held:
             self._put(events, event_count)
+
+    def end_others(self, others: OtherAnswers) -> None:
+        """Once, where the prompt has other choices: the last events wait for it."""
+        self._signals.put_nowait(others)
 
     def abort(self) -> None:
         """Stop what still runs for this request. Idempotent."""
@@ -271,6 +286,9 @@ class AnswerStream:
                 self._finish(EndReason.STOP)
             case _TokenizerLost(error):
                 await self._reopen(error)
+            case OtherAnswers() as others:
+                self._others = others
+                self._tell_finish()
             case _ClientTooSlow():
                 raise Interrupted(pb.CANCELLED, "the client reads too slowly")
 
@@ -292,7 +310,7 @@ class AnswerStream:
 
     async def _resume(self, error: ShoalError) -> None:
         """Go on at another worker, within the attempts; the client sees a pause."""
-        if self._ending is not None:
+        if self._reason is not None:
             return  # a stop string ended the answer already
         if not ERRORS[error.code].is_retried or self._placements >= self._limits.place_attempts:
             raise error
@@ -350,11 +368,23 @@ class AnswerStream:
             await clock.sleep(REOPEN_EACH_S)
 
     def _finish(self, reason: EndReason) -> None:
-        if self._ending is not None:
+        if self._reason is not None:
             return  # end and stop string crossed
+        self._reason = reason
+        self._tell_finish()
+
+    def _tell_finish(self) -> None:
+        """Once generating has ended, here and of the other answers."""
+        if self._reason is None or self._others is None:
+            return
         self._receipt.stage = "tokenizer"
-        self._receipt.completion_tokens = self.transcript.completion_tokens
-        self._ending = Ending(reason, receipt_json=self._describe(), hit_tokens=self._receipt.hit_tokens)
+        self._receipt.completion_tokens = self.transcript.completion_tokens + self._others.completion_tokens
+        self._ending = Ending(
+            self._reason,
+            receipt_json=self._describe(),
+            hit_tokens=self._receipt.hit_tokens,
+            other_choices=self._others.kept,
+        )
         if self._events is not None:
             self._events.finish(self._ending)
 

@@ -16,6 +16,7 @@ from shoal_tokenizer.codec.chat_template.calls import MAX_HELD_CHARS, MAX_NAME_C
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"')
 _ARGUMENT_KEYS = ('"arguments"', '"parameters"')
+_CALL_KEYS = {"type", "id", "name", "arguments", "parameters"}  # with another one it would be lost
 _MAX_HEAD_CHARS = 4 * MAX_NAME_CHARS
 
 
@@ -243,7 +244,7 @@ def _parse(text: str) -> tuple[str, str] | None:
     """Name and arguments of a call that is whole."""
     try:
         call: Any = parse_json(text)
-        if not isinstance(call, dict) or not is_name(call.get("name")):
+        if not isinstance(call, dict) or not is_name(call.get("name")) or not call.keys() <= _CALL_KEYS:
             return None
         arguments = call.get("arguments", call.get("parameters"))
         if isinstance(arguments, str):

@@ -167,7 +167,9 @@ class DeepseekParser:
         for encoded in chunks:
             chunk = _decode(encoded.to_json())
             if chunk.usage is not None and chunk.usage.completion_tokens_details is not None:
-                self.reasoning_tokens = chunk.usage.completion_tokens_details.reasoning_tokens
+                # Of what it was fed, where a broken character may be more tokens than the model generated.
+                fed = chunk.usage.completion_tokens_details.reasoning_tokens
+                self.reasoning_tokens = min(fed, self.completion_tokens)
             if self._out.stop_string is None:
                 self._read_choice(chunk.choices[0])
 

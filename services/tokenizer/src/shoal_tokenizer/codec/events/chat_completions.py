@@ -28,7 +28,9 @@ from shoal_tokenizer.codec.events.openai_objects import (
     encode,
     error_object,
     event,
+    keep_choice,
     show_logprobs,
+    sum_up,
     usage_object,
     with_receipt,
 )
@@ -43,7 +45,8 @@ class _Call:
     __slots__ = ("_input", "field", "id", "kind", "name")
 
     def __init__(self, shape: AnswerShape, index: int, name: str) -> None:
-        self.id = f"call_{shape.response_id.removeprefix(ID_PREFIX)}_{index}"
+        choice = f"_{shape.choice}" if shape.choice else ""
+        self.id = f"call_{shape.response_id.removeprefix(ID_PREFIX)}{choice}_{index}"
         self.name = name
         is_custom = name in shape.custom_tools
         self.kind, self.field = ("custom", "input") if is_custom else ("function", "arguments")
@@ -103,11 +106,16 @@ class ChatCompletionEvents:
         return b"".join([self._take(part) for part in parts])
 
     def finish(self, end: AnswerEnd) -> bytes:
+        shape = self._shape
         reason = "tool_calls" if self._calls and end.finish is Finish.STOP else end.finish.value
         last = self._event({}, reason)
+        if shape.choice:
+            self.kept_body = keep_choice(None, end.usage)
+            return last
         said = b""
-        if self._shape.has_usage_event:
-            said, last = last, self._head + b'[],"usage":' + encode(usage_object(end.usage)) + b"}\n\n"
+        if shape.has_usage_event:
+            _, usage = sum_up(None, end)
+            said, last = last, self._head + b'[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
             self.events += 1
         last = with_receipt(last.removesuffix(b"\n\n"), end.receipt_json) + b"\n\n"
         return said + last + DONE
@@ -155,13 +163,13 @@ class ChatCompletionEvents:
 
     def _frame(self, begin: bytes, end: bytes) -> _Frame:
         """Of events that differ in one text only; ``begin`` and ``end`` are what the delta has around it."""
-        head = self._head + b'[{"index":0,"delta":' + begin
+        head = self._head + b'[{"index":%d,"delta":' % self._shape.choice + begin
         return head, end + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def _event(self, delta: dict[str, Any], reason: str | None = None, tokens: Sequence[ShownToken] = ()) -> bytes:
         self.events += 1
         logprobs = {"content": show_logprobs(tokens), "refusal": None} if tokens else None
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": self._shape.choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._head + encode([choice]) + self._tail
 
 
@@ -204,18 +212,22 @@ class ChatCompletionBody:
         reason = "tool_calls" if self._calls and end.finish is Finish.STOP else end.finish.value
         logprobs = {"content": show_logprobs(self._tokens), "refusal": None} if shape.has_logprobs else None
         choice = {
-            "index": 0,
+            "index": shape.choice,
             "message": self._message(),
             "logprobs": logprobs,
             "finish_reason": reason,
         }
+        if shape.choice:
+            self.kept_body = keep_choice(choice, end.usage)
+            return b""
+        choices, usage = sum_up(choice, end)
         body = {
             "id": shape.response_id,
             "object": "chat.completion",
             "created": shape.created_s,
             "model": shape.model,
-            "choices": [choice],
-            "usage": usage_object(end.usage),
+            "choices": choices,
+            "usage": usage_object(usage),
         }
         return with_receipt(encode(body), end.receipt_json)
 

@@ -13,7 +13,9 @@ from shoal_tokenizer.codec.events.openai_objects import (
     encode,
     error_object,
     event,
+    keep_choice,
     shown_logprob,
+    sum_up,
     usage_object,
     with_receipt,
 )
@@ -82,7 +84,7 @@ class CompletionEvents:
         self._logprobs = _Logprobs()
         self._head = b"data: " + encode(_identity(shape))[:-1] + b',"choices":'
         self._tail = (b',"usage":null' if shape.has_usage_event else b"") + b"}\n\n"
-        self._text_head = self._head + b'[{"index":0,"text":'
+        self._text_head = self._head + b'[{"index":%d,"text":' % shape.choice
         self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def open(self, prompt_tokens: int, hit_tokens: int) -> bytes:
@@ -102,8 +104,12 @@ class CompletionEvents:
 
     def finish(self, end: AnswerEnd) -> bytes:
         said, last = b"", self._event("", end.finish.value)
+        if self._shape.choice:
+            self.kept_body = keep_choice(None, end.usage)
+            return last
         if self._shape.has_usage_event:
-            said, last = last, self._head + b'[],"usage":' + encode(usage_object(end.usage)) + b"}\n\n"
+            _, usage = sum_up(None, end)
+            said, last = last, self._head + b'[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
             self.events += 1
         return said + with_receipt(last.removesuffix(b"\n\n"), end.receipt_json) + b"\n\n" + DONE
 
@@ -114,7 +120,7 @@ class CompletionEvents:
     def _event(self, text: str, reason: str | None, tokens: Sequence[ShownToken] = ()) -> bytes:
         self.events += 1
         logprobs = self._logprobs.show(tokens) if tokens else None
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": self._shape.choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return self._head + encode([choice]) + self._tail
 
 
@@ -143,12 +149,16 @@ class CompletionBody:
 
     def finish(self, end: AnswerEnd) -> bytes:
         choice = {
-            "index": 0,
+            "index": self._shape.choice,
             "text": "".join(self._texts),
             "logprobs": _Logprobs().show(self._tokens) if self._shape.has_logprobs else None,
             "finish_reason": end.finish.value,
         }
-        body = {**_identity(self._shape), "choices": [choice], "usage": usage_object(end.usage)}
+        if self._shape.choice:
+            self.kept_body = keep_choice(choice, end.usage)
+            return b""
+        choices, usage = sum_up(choice, end)
+        body = {**_identity(self._shape), "choices": choices, "usage": usage_object(usage)}
         return with_receipt(encode(body), end.receipt_json)
 
     def fail(self, failure: ShownFailure, receipt_json: bytes | None) -> bytes:

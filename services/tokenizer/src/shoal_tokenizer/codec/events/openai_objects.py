@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from shoal_tokenizer.codec.api import ShownFailure, ShownToken, Usage
+from shoal_tokenizer.codec.api import AnswerEnd, ShownFailure, ShownToken, Usage
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -39,6 +39,34 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_cache_hit_tokens": usage.hit_tokens,
         "prompt_cache_miss_tokens": usage.prompt_tokens - usage.hit_tokens,
     }
+
+
+class _KeptChoice(msgspec.Struct, array_like=True):
+    """What the first of several choices is told of another one."""
+
+    choice: msgspec.Raw  # null in streams: the client has it
+    completion_tokens: int
+    reasoning_tokens: int
+
+
+_read_kept = msgspec.json.Decoder(_KeptChoice).decode
+
+
+def keep_choice(choice: dict[str, Any] | None, usage: Usage) -> bytes:
+    """A choice that is not the first, for ``AnswerEnd.other_choices``."""
+    return encode(_KeptChoice(msgspec.Raw(encode(choice)), usage.completion_tokens, usage.reasoning_tokens))
+
+
+def sum_up(first: dict[str, Any] | None, end: AnswerEnd) -> tuple[list[Any], Usage]:
+    """All choices in order, and the usage of the request: one prompt, and the sum of what was generated."""
+    kept = [_read_kept(choice) for choice in end.other_choices]
+    usage = Usage(
+        end.usage.prompt_tokens,
+        end.usage.hit_tokens,
+        end.usage.completion_tokens + sum(choice.completion_tokens for choice in kept),
+        end.usage.reasoning_tokens + sum(choice.reasoning_tokens for choice in kept),
+    )
+    return [first, *(choice.choice for choice in kept)], usage
 
 
 def error_object(failure: ShownFailure, receipt_json: bytes | None) -> bytes:

@@ -15,6 +15,7 @@ from shoal_tokenizer.codec.requests.chat_tools import Toolbox, check_name
 from shoal_tokenizer.codec.requests.fields import invalid, refuse_fields, unsupported
 from shoal_tokenizer.codec.requests.openai_sampling import (
     check_delivery,
+    choices,
     choose_tokens,
     stop_strings,
     wants_usage_event,
@@ -53,6 +54,7 @@ class ChatCompletionsConverter:
             is_agent=bool(toolbox.functions) or any(message["role"] == "tool" for message in conversation.messages),
             notes=(*toolbox.notes, *turns.notes, *_notes(request)),
             cache_key=request.prompt_cache_key or None,
+            choices=choices(request),
         )
 
     def _sampling(self, request: Request) -> Sampling:

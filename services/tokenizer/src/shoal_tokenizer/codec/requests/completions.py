@@ -22,6 +22,7 @@ from shoal_tokenizer.codec.requests.openai_sampling import (
     STREAM_FIELDS,
     SamplingRequest,
     check_delivery,
+    choices,
     choose_tokens,
     stop_strings,
     wants_usage_event,
@@ -46,7 +47,7 @@ FIELDS: FieldTable = {
     "prompt": translated("A text, or a list of one; token ids and several prompts are refused."),
     "logprobs": HONOURED,
     "echo": translated("False only: the prompt is not repeated."),
-    "best_of": translated("1 only."),
+    "best_of": translated("Equal to 'n' only: none is thrown away."),
     "suffix": refused("Write what comes behind the gap into the prompt."),
     **STREAM_FIELDS,
     "prompt: a text": HONOURED,
@@ -77,7 +78,13 @@ class CompletionsConverter:
             max_tokens=request.max_tokens if request.max_tokens is not None else _DEFAULT_MAX_TOKENS,
             logprobs=request.logprobs,
         )
-        return Converted(RawText(_prompt(request.prompt)), sampling, self._shape(request, names), is_agent=False)
+        return Converted(
+            RawText(_prompt(request.prompt)),
+            sampling,
+            self._shape(request, names),
+            is_agent=False,
+            choices=choices(request),
+        )
 
     def _shape(self, request: Request, names: RequestNames) -> AnswerShape:
         return AnswerShape(
@@ -98,8 +105,8 @@ def _refuse(request: Request) -> None:
     check_delivery(request)
     if request.echo:
         raise unsupported("The prompt is not repeated: leave out 'echo'.", "echo")
-    if request.best_of not in (None, 1):
-        raise unsupported("Only one answer is generated: leave out 'best_of' or set it to 1.", "best_of")
+    if request.best_of not in (None, choices(request)):
+        raise unsupported("Every answer is returned: leave out 'best_of' or set it to 'n'.", "best_of")
 
 
 def _prompt(prompt: str | list[Any]) -> str:

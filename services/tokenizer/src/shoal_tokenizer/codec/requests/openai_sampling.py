@@ -19,6 +19,7 @@ from shoal_tokenizer.codec.requests.served_model import MAX_TOKENS, ServedModel
 
 _MAX_STOPS = 16  # as DeepSeek's API; OpenAI's takes four
 _MAX_STOP_CHARS = 1024
+_MAX_CHOICES = 8  # each is a whole generation
 
 Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -68,7 +69,7 @@ SAMPLING_FIELDS: dict[str, Field] = {
     "frequency_penalty": HONOURED,
     "logit_bias": HONOURED,
     "seed": translated("A negative seed loses its sign bit; equal seeds stay equal."),
-    "n": translated("1 only; more answers a request are refused."),
+    "n": translated(f"Up to {_MAX_CHOICES}, where OpenAI takes 128; with a seed each answer has its own."),
     "stop": translated(f"Up to {_MAX_STOPS} strings, where OpenAI takes 4."),
     "stream": HONOURED,
     "stream_options": HONOURED,
@@ -109,11 +110,16 @@ def choose_tokens(served: ServedModel, request: SamplingRequest, **more: Any) ->
 
 
 def check_delivery(request: SamplingRequest) -> None:
-    """BadRequest for several answers, and for options of a stream without a stream."""
-    if request.n not in (None, 1):
-        raise unsupported("Only one answer a request is supported: leave out 'n' or set it to 1.", "n")
+    """BadRequest for too many answers, and for options of a stream without a stream."""
+    if choices(request) > _MAX_CHOICES:
+        raise unsupported(f"At most {_MAX_CHOICES} answers a request: set 'n' to less, or send several requests.", "n")
     if request.stream_options is not None and not request.stream:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+
+
+def choices(request: SamplingRequest) -> int:
+    """How many answers are wanted."""
+    return request.n or 1
 
 
 def wants_usage_event(request: SamplingRequest) -> bool:

@@ -1,7 +1,8 @@
 """Write docs/reference from the code that it describes: ``make gen`` runs this, a test compares.
 
 Settings come from every module named ``settings``, metrics from every ``metrics``, errors from the error table and
-the comments of its enum, fields of the APIs from the tables of the converters. A module that does not import stops the
+the comments of its enum, fields of the APIs from the tables of the converters, the OpenAPI document from their
+structures. A module that does not import stops the
 generation.
 docs/decisions/0019-generated-code-is-checked-in.md
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from openapi_document import openapi_page
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -178,6 +180,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "apis.md": apis_page(),
+        "openapi.json": openapi_page(),
     }
 
 

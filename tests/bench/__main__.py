@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import block_hashing
+import converse
 import decode_serve
 import encode_long
 import first_token
@@ -27,6 +28,11 @@ from systems import SCRIPTED, http_alone, shoal_up
 
 RESULTS = Path(__file__).parents[2] / "build" / "bench.json"
 GATEWAY_TOPICS = {"gateway_request": gateway_load.requests, "streamed_token": gateway_load.streams}
+IN_PROCESS = {
+    "block_hashing": block_hashing.measure,
+    "encode_long": encode_long.measure,
+    "converse": converse.measure,
+}
 LARGE_TOPICS = ("kvindex_scale",)  # only when they are named
 TOPICS = (
     "gateway_request",
@@ -37,6 +43,7 @@ TOPICS = (
     "kvindex_match",
     "block_hashing",
     "encode_long",
+    "converse",
 )
 
 
@@ -59,8 +66,7 @@ async def on_real_system() -> list[Row]:
 
 async def in_process(topics: list[str]) -> list[Row]:
     """What needs no system."""
-    rows = block_hashing.measure() if "block_hashing" in topics else []
-    return rows + (encode_long.measure() if "encode_long" in topics else [])
+    return [row for topic, measure_topic in IN_PROCESS.items() if topic in topics for row in measure_topic()]
 
 
 async def measure(topics: list[str], *, is_real: bool) -> list[Row]:
@@ -76,7 +82,7 @@ async def measure(topics: list[str], *, is_real: bool) -> list[Row]:
         ("waiting_hit" in topics, lambda: waiting_hit.measure(is_real=is_real)),
         ("kvindex_match" in topics, kvindex_match.measure),
         ("kvindex_scale" in topics, kvindex_scale.measure),
-        (bool({"block_hashing", "encode_long"} & set(topics)), lambda: in_process(topics)),
+        (bool(IN_PROCESS.keys() & topics), lambda: in_process(topics)),
     ]
     rows = []
     for is_wanted, part in parts:

@@ -591,3 +591,19 @@ async def test_others_that_cannot_be_summed_up_fail_the_request(kept: bytes, cod
     for other in case.tokenizers.opened[1:]:
         other.close(kept)
     assert (await case.failure()).code == code
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_stopped", "not_shown"), [(3, False, 0), (2, False, 1), (4, True, -1), (2, True, 0)]
+)
+async def test_tokens_of_an_answer_that_its_usage_does_not_tell(shown: int, is_stopped: bool, not_shown: int) -> None:
+    case = await started()
+    case.placed.generate(1, 2, 3)
+    if is_stopped:
+        case.events.sink.on_stopped()
+    else:
+        case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.sink.on_closed(shown, None)
+    await case.running
+    assert case.receipt.tokens_not_shown == not_shown

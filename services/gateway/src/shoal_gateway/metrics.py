@@ -69,6 +69,12 @@ SETTLE_DROPPED = CATALOGUE.counter(
     "Claims of blocks that could not be delivered to the index.",
     action="Blocks of these requests expire earlier than they should; look at kvindex.",
 )
+BROKEN_ACCOUNTS = CATALOGUE.counter(
+    "broken_accounts_total",
+    "Settled requests whose accounts do not add up, by the rule that they break.",
+    ["rule"],
+    action="Must be 0. Otherwise report it, with the log line request.accounts_broken.",
+)
 PREFILL_CANCELS = CATALOGUE.counter(
     "prefill_cancels_total", "Prefill jobs that were cancelled.", action="None; shows clients that leave early."
 )

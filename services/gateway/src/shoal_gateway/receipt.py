@@ -71,6 +71,9 @@ class Receipt:
     error: str | None = None
     ttft_ms: int | None = None
     total_ms: int | None = None
+    # For the check of its accounts, not shown.
+    tokens_not_shown: int = 0
+    is_settled: bool = False
 
     def note(self, fallback: Fallback) -> None:
         """Something did not go the way it should."""

@@ -58,6 +58,7 @@ class OtherChoices:
             for answer, own in zip(self.answers, self._receipts, strict=True):
                 answer.abort()
                 self._receipt.fallbacks.extend(own.fallbacks)
+                self._receipt.tokens_not_shown += own.tokens_not_shown
 
     async def _run(self, number: int, answer: AnswerStream, first: AnswerStream) -> None:
         answer.keep = partial(self._keep, number)

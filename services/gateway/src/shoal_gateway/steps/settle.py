@@ -6,7 +6,9 @@ receipt goes to log and metrics. Nothing here waits, and nothing here can fail t
 
 from collections.abc import Callable
 
+from shoal_gateway.accounts import broken_accounts
 from shoal_gateway.history import AnswerHistory
+from shoal_gateway.metrics import BROKEN_ACCOUNTS
 from shoal_gateway.ports import KvIndex
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import BlockClaim, Blocks, RequestPlan
@@ -36,5 +38,12 @@ class SettleStep:
 
     def record(self, receipt: Receipt) -> None:
         """One line and the counters, once a request."""
-        self._count(receipt)
-        log.info("request.settled", **receipt.fields())
+        broken = list(broken_accounts(receipt))
+        if broken:
+            log.error("request.accounts_broken", rules=[rule.value for rule in broken], **receipt.fields())
+        if not receipt.is_settled:
+            receipt.is_settled = True
+            self._count(receipt)
+            log.info("request.settled", **receipt.fields())
+        for rule in broken:
+            BROKEN_ACCOUNTS.labels(rule.value).inc()

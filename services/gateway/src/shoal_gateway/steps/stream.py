@@ -123,6 +123,7 @@ class AnswerStream:
         self._ending: Ending | None = None  # as the tokenizer was told
         self._others: OtherAnswers | None = None if plan.prompt.other_choices else OtherAnswers()
         self._is_too_slow = False
+        self._is_stopped = False  # by a stop string
         self._held: list[tuple[bytes, int]] = []  # last events, and how many they are
         self._is_closed = False
         self.transcript = Transcript()
@@ -136,6 +137,7 @@ class AnswerStream:
         while True:
             signal = await self._next_signal()
             if isinstance(signal, _Closed):
+                self._check_tokens(signal.completion_tokens)
                 await self._close(signal)
                 return
             await self._handle(signal)
@@ -180,6 +182,12 @@ class AnswerStream:
         if self.keep is not None and closed.kept_body is not None:
             await self.keep(closed.kept_body)
         self._release()
+
+    def _check_tokens(self, shown_tokens: int) -> None:
+        """What was generated is what the usage tells; behind a stop string it is left out."""
+        not_shown = self.transcript.completion_tokens - shown_tokens
+        if not_shown < 0 or (not_shown and not self._is_stopped):
+            self._receipt.tokens_not_shown = not_shown
 
     def _release(self) -> None:
         held, self._held = self._held, []
@@ -282,6 +290,7 @@ class AnswerStream:
             case _WorkerLost(error):
                 await self._resume(error)
             case _Stopped():
+                self._is_stopped = True
                 self._cancel_placed()
                 self._finish(EndReason.STOP)
             case _TokenizerLost(error):

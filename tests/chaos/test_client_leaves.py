@@ -1,6 +1,7 @@
 """The client leaves: one abort reaches the engine, at once, also for non-streaming calls; nothing stays."""
 
 import asyncio
+import random
 import time
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(150)]
 
 
 ABORTED_S = 0.25
+THOUSAND = 1000
+AT_ONCE = 40
+TOKENS = 12
 BOUND_S = 2.0  # what a busy machine may take; the design's number is printed beside
 WORKERS = {"decode": ("decode-1", "decode-2"), "prefill": ("prefill-1", "prefill-2")}
 SETTLED = {"decode": "stream.settled", "prefill": "job.settled"}
@@ -49,6 +53,33 @@ async def test_one_abort_reaches_the_worker(cluster: Cluster, chat: ChatApi, sta
     assert len(cluster.lines(*WORKERS[other], event=SETTLED[other])) == aborts[other]
     settled = cluster.lines("gateway", event="request.settled", request_id=line["request_id"])
     assert [told["outcome"] for told in settled] == ["cancelled"]
+
+
+async def test_a_thousand_leave_at_any_moment(cluster: Cluster, chat: ChatApi) -> None:
+    """Each is settled once; what was still running is aborted, and nothing else."""
+    known = {role: len(cluster.lines(*WORKERS[role], event=SETTLED[role])) for role in WORKERS}
+    settled = len(cluster.lines("gateway", event="request.settled"))
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def leave(number: int) -> None:
+        async with places:
+            answer = chat.ask(a_prompt(20), TOKENS, is_stream=number % 2 == 0)
+            await asyncio.sleep(random.uniform(0.02, 0.6))
+            await answer.leave()
+
+    await asyncio.gather(*(leave(number) for number in range(THOUSAND)))
+    await cluster.is_idle()
+    lines = cluster.lines("gateway", event="request.settled")[settled:]
+    ids = [line["request_id"] for line in lines]
+    assert len(ids) == len(set(ids)) <= THOUSAND  # who left before the request was there asked nothing
+    ended = cluster.lines(*WORKERS["decode"], event=SETTLED["decode"])[known["decode"] :]
+    assert len({line["request_id"] for line in ended}) == len(ended)
+    cancelled = {line["request_id"] for line in ended if line["outcome"] == "cancelled"}
+    finished = {line["request_id"] for line in lines if line["outcome"] == "finished"}
+    assert not cancelled & finished, "an abort reached a request that had finished"
+    print(f"{len(ids)} asked, {len(finished)} had finished, {len(cancelled)} aborted at decode")
+    for worker in WORKERS["decode"]:
+        assert await cluster.metric(worker, "shoal_decode_running_requests") == 0
 
 
 async def test_many_leave_at_once_and_those_who_stay_lose_nothing(cluster: Cluster, chat: ChatApi) -> None:

@@ -1,12 +1,15 @@
 """Whether a prompt and the answer asked for fit into the model's context."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.ids import pack_u32
 from shoal_contracts.v1 import common_pb2 as pb
-from shoal_gateway.request import Prompt, ServedModel
-from shoal_gateway.steps.encode import check_context
+from shoal_gateway.request import Choice, Prompt, ServedModel
+from shoal_gateway.steps.encode import check_choices, check_context
+from shoal_policy import DecodeWorkerView
 
 MODEL = ServedModel("m", "pool", 16, 100)
 
@@ -31,3 +34,15 @@ def test_what_does_not_fit_is_told_with_both_numbers(prompt_tokens: int, max_tok
     assert refused.value.param == param
     assert "100" in refused.value.message
     assert str(prompt_tokens) in refused.value.message
+
+
+@pytest.mark.parametrize(("rooms", "is_refused"), [((2, 1), False), ((2,), True), ((1, 1), True), ((1, None), False)])
+def test_more_answers_than_can_run_at_once_are_refused(rooms: tuple[int | None, ...], is_refused: bool) -> None:
+    prompt = replace(a_prompt(10), other_choices=(Choice(b"", b""),) * 2)
+    workers = [DecodeWorkerView(f"d{n}", max_running_requests=room) for n, room in enumerate(rooms)]
+    if is_refused:
+        with pytest.raises(BadRequest, match="lower 'n'") as refused:
+            check_choices(prompt, workers)
+        assert refused.value.param == "n"
+    else:
+        check_choices(prompt, workers)

@@ -14,7 +14,7 @@ from shoal_gateway.ports import Fallback
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import BlockClaim, Blocks, Matched, PendingRun, Prompt, ServedModel
 from shoal_gateway.steps.match import Affinity, MatchStep
-from shoal_kvblocks import count_hashes
+from shoal_kvblocks import HASH_BYTES, count_hashes
 from shoal_policy import UNKNOWN_PACE, AffinityPolicy
 from shoal_testkit import VirtualClock, settle
 
@@ -216,11 +216,13 @@ async def test_request_that_leaves_while_it_asks_or_waits_gives_its_claim_up() -
     assert [(claim.request_id, claim.hashes) for claim in case.index.settled] == [("mine", b"")] * 2
 
 
-def test_release_names_the_request_and_no_block() -> None:
+def test_release_names_the_request_and_no_block_and_goes_where_the_claim_went() -> None:
     case = Case([Matched(0)])
-    case.step.release(MODEL, PROMPT, "salt", "mine")
+    hashes = bytes(range(2 * HASH_BYTES))
+    case.step.release(MODEL, PROMPT, Blocks(hashes, 4), "salt", "mine")
     [claim] = case.index.settled
     assert (claim.request_id, claim.cache_salt, count_hashes(claim.hashes)) == ("mine", "salt", 0)
+    assert claim.first_block == hashes[:HASH_BYTES]
 
 
 def test_paces_are_kept_by_pool_within_a_bound() -> None:

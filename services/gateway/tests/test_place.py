@@ -11,9 +11,10 @@ from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import EndReason, Fallback
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import Placement, Prompt, ServedModel, TokenBatch
+from shoal_gateway.silence import ASIDE_S
 from shoal_gateway.steps.place import PlaceLimits, PlaceStep
 from shoal_policy import DecodeWorkerView, PlacementPolicy
-from shoal_testkit import settle
+from shoal_testkit import VirtualClock, settle
 
 FULL = Refused(pb.OVERLOADED, "full")
 PROMPT = Prompt("model", pack_u32(range(10)), b"", b"", is_streaming=False)
@@ -77,8 +78,10 @@ def a_placement(request_id: str = "r1") -> Placement:
     return Placement(request_id, "pool", "", PROMPT, b"", is_local_prefill=False, budget_s=10.0)
 
 
-def a_step(fleet: FakeFleet, wait_s: float = 0.05, accept_s: float = 0.02) -> PlaceStep:
-    return PlaceStep(fleet, PlacementPolicy(), PlaceLimits(accept_s, wait_s))
+def a_step(
+    fleet: FakeFleet, wait_s: float = 0.05, accept_s: float = 0.02, clock: VirtualClock | None = None
+) -> PlaceStep:
+    return PlaceStep(fleet, PlacementPolicy(), PlaceLimits(accept_s, wait_s), clock or VirtualClock())
 
 
 async def test_best_worker_is_asked_first_and_the_next_when_it_refuses() -> None:
@@ -95,6 +98,17 @@ async def test_silent_worker_is_cancelled_before_the_next_is_asked() -> None:
     placed = await a_step(fleet).run(a_placement(), NoSink(), Receipt("r1"))
     assert placed.instance_id == "b"
     assert [offer.cancels for offer in fleet.offers] == [1, 0]
+
+
+async def test_worker_that_let_its_time_pass_is_asked_last_for_a_while() -> None:
+    fleet, clock = FakeFleet({"a": None, "b": True}), VirtualClock()
+    step = a_step(fleet, clock=clock)
+    for _ in range(2):
+        await step.run(a_placement(), NoSink(), Receipt("r1"))
+    assert [offer.instance_id for offer in fleet.offers] == ["a", "b", "b"]
+    await clock.advance(ASIDE_S)
+    await step.run(a_placement(), NoSink(), Receipt("r1"))
+    assert [offer.instance_id for offer in fleet.offers] == ["a", "b", "b", "a", "b"]
 
 
 async def test_waiting_for_room_is_bounded() -> None:

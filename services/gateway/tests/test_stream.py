@@ -142,7 +142,7 @@ class Case:
     def __init__(self, place_attempts: int = 3, event_attempts: int = 3, plan: RequestPlan = PLAN) -> None:
         self.decode, self.tokenizers, self.client, self.clock = Decode(), Tokenizers(), Reader(), VirtualClock()
         self.receipt = Receipt("r1", prompt_tokens=10)
-        place = PlaceStep(self.decode, PlacementPolicy(), PlaceLimits(1.0, 1.0))
+        place = PlaceStep(self.decode, PlacementPolicy(), PlaceLimits(1.0, 1.0), self.clock)
         peers = StreamPeers(place, self.tokenizers, self.client, self.clock)
         limits = StreamLimits(place_attempts, event_attempts, 1.0)
         self.answer = AnswerStream(plan, peers, limits, self.receipt, self.receipt.to_json)
@@ -568,6 +568,7 @@ async def test_answer_that_fails_ends_the_others() -> None:
     case = await started(THREE, place_attempts=1)
     case.decode.placed[1].sink.on_lost(LOST)
     assert await case.failure() is LOST
+    assert case.running.cancelling() == 0  # time-outs around it would take the mark for another's
     assert [placed.cancels for placed in case.decode.placed] == [1, 0, 1]
     assert [opened.drops for opened in case.tokenizers.opened] == [1, 1, 1]
 
@@ -607,3 +608,34 @@ async def test_tokens_of_an_answer_that_its_usage_does_not_tell(shown: int, is_s
     case.events.sink.on_closed(shown, None)
     await case.running
     assert case.receipt.tokens_not_shown == not_shown
+
+
+async def test_client_that_does_not_take_the_last_events_is_told_so() -> None:
+    case = await started()
+    keeping = Keeping(case)
+    case.placed.generate(1)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.write()
+    case.client.room = 0
+    case.events.close(b"response")
+    keeping.may_keep.set()
+    assert (await case.failure()).code == pb.CANCELLED
+    assert keeping.kept == [b"response"]
+
+
+async def test_last_events_are_not_lost_when_keeping_is_cut() -> None:
+    case = await started()
+    Keeping(case)
+    case.placed.generate(1)
+    case.placed.sink.on_finished(EndReason.STOP, None)
+    await settle()
+    case.events.write()
+    case.events.close(b"response")
+    await settle()
+    assert case.client.events == []
+    case.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await case.running
+    assert await case.answer.tell_end(EndReason.CANCEL)
+    assert case.client.events == [b"event"]

@@ -31,6 +31,7 @@ BEAT_EACH_S = 1.0
 SILENT_AFTER_S = 3.0
 PROVE_EACH_S = 0.25
 MAX_STEP_S = 1.0
+QUIET_AFTER_S = 1.0  # a connection of an instance that fell silent, without a message: nothing of it runs any more
 FORGET_AFTER_S = 600.0  # how long the incarnation of a silent instance is remembered
 
 Role: TypeAlias = fleet_pb2.Role.ValueType

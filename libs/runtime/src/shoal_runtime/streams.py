@@ -97,6 +97,8 @@ class TurnWriter(Generic[Item]):
 class DuplexStream(Generic[Item, Reply]):
     """The client's end of one stream: open, ``send``, and either ``close`` or ``on_lost``, never both.
 
+    A peer that stands still keeps its connection: whoever knows that it does ends the stream by ``give_up``.
+
     ``on_reply`` runs in the reader for each message, in order; it must not block. ``on_lost`` runs once, when the
     stream ended without ``close``: error, end by the server, or a full writer. After it nothing is called any more.
     """
@@ -127,6 +129,10 @@ class DuplexStream(Generic[Item, Reply]):
         """Queue ``item`` for the next turn. Dropped when the stream is over: ``on_lost`` told about it."""
         if not self._is_over:
             self._writer.put(item)
+
+    def give_up(self, error: ShoalError) -> None:
+        """End the stream as if it had broken: ``on_lost`` is told ``error``. Nothing when it is over."""
+        self._lose(error)
 
     async def close(self) -> None:
         """End the stream from our side and wait for its tasks. Idempotent."""

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_contracts.errors import BadRequest, Interrupted, Refused, ShoalError
+from shoal_contracts.errors import BadRequest, Bug, Interrupted, Refused, ShoalError
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.admission import AdmissionGate
 from shoal_gateway.background import BackgroundClient, BackgroundRuns
@@ -149,7 +149,11 @@ class Lifecycle:
             await self._keeper.insist(self._river.clock)
         except BaseException as raised:  # the gateway closes, or a bug: there may be no time for more
             error = raised
-            client.close(Refused(pb.DRAINING, "this gateway is leaving; ask for the response by its id"))
+            client.close(
+                Refused(pb.DRAINING, "this gateway is leaving; ask for the response by its id")
+                if isinstance(raised, asyncio.CancelledError)
+                else Bug(pb.BUG, "an internal error; it was logged")
+            )
             await self._keeper.insist_briefly()
             raise
         finally:
@@ -202,7 +206,7 @@ class Lifecycle:
             return plan
         finally:
             if blocks.is_claimed and not is_stored:
-                self._river.match.release(plan.model, plan.prompt, plan.cache_salt, plan.request_id)
+                self._river.match.release(plan.model, plan.prompt, blocks, plan.cache_salt, plan.request_id)
 
     async def _stream(self, plan: RequestPlan, blocks: Blocks) -> None:
         """5 and 6  a decode worker generates, the tokenizer writes, the client reads."""

@@ -122,13 +122,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockClaim:
-    """Whole blocks of one request, asked about or claimed."""
+    """Whole blocks of one request, asked about or claimed. ``first_block`` tells whose claim ends where it has none."""
 
     request_id: str
     pool: str
     cache_salt: str
     hashes: bytes
     traffic_class: TrafficClass
+    first_block: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

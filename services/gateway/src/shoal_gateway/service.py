@@ -134,6 +134,7 @@ class GatewayService:
                 decode,
                 PlacementPolicy(settings.long_from_tokens),
                 PlaceLimits(settings.accept_s, settings.place_wait_s),
+                process.clock,
             ),
             settle=SettleStep(index, history, metrics.count),
             tokenizers=tokenizers,

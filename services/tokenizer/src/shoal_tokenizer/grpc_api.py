@@ -100,7 +100,7 @@ class TokenizerApi(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> None:
         connection = AnswerStreams(self._codec)
         connection.is_draining = self._is_draining
-        writer = TurnWriter[Piece](build_replies, weigh=lambda piece: len(piece.events) + _PIECE_BYTES)
+        writer = TurnWriter[Piece](build_replies, weigh=_weigh)
 
         def on_request(request: tpb.ConverseRequest) -> None:
             for piece in connection.turn(to_turn(request)):
@@ -233,6 +233,10 @@ def build_replies(pieces: Sequence[Piece]) -> list[tpb.ConverseReply]:
                 stream_id=piece.stream_id, completion_tokens=piece.completion_tokens, kept_body=piece.kept_body
             )
     return [reply]
+
+
+def _weigh(piece: Piece) -> int:
+    return len(piece.events) + len(piece.kept_body or b"") + _PIECE_BYTES
 
 
 def _to_ending(finish: tpb.FinishStream) -> Ending:

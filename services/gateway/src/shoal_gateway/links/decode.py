@@ -1,7 +1,8 @@
 """The decode workers: one long-lived stream each, opened with the first placement.
 
 Stream numbers are this gateway's, unique on a connection. When a connection is lost its requests hear it, once, and
-the worker aborts them by itself; the next placement on that worker opens another connection.
+the worker aborts them by itself; the next placement on that worker opens another connection. The connection of a
+worker that stands still does not break: it is given up when neither a beat nor a token has come for a while.
 docs/decisions/0013-tokens-travel-in-batches.md
 """
 
@@ -22,7 +23,7 @@ from shoal_gateway.request import Placement, ServedModel, TokenBatch
 from shoal_policy import DecodeWorkerView
 from shoal_runtime.clock import Clock
 from shoal_runtime.grpc import connect
-from shoal_runtime.presence import Fleet, Member
+from shoal_runtime.presence import QUIET_AFTER_S, Fleet, Member
 from shoal_runtime.process import Process
 from shoal_runtime.streams import DuplexStream, TurnWriter
 
@@ -73,6 +74,7 @@ class _WorkerLink:
         self._streams: dict[int, PlacedStream] = {}
         self._recent: deque[tuple[float, PlacedStream]] = deque(maxlen=RECENT_ENDS)  # when which ended
         self._numbers = itertools.count(1)
+        self._heard_s = clock.monotonic()
         self._channel = connect(member.address)
         writer: TurnWriter[_Item] = TurnWriter(_build, weigh=_weigh)
         self._stream: DuplexStream[_Item, decode_pb2.ServeReply] = DuplexStream(
@@ -89,6 +91,11 @@ class _WorkerLink:
     @property
     def running_requests(self) -> int:
         return len(self._streams)
+
+    def give_up_if_quiet(self) -> None:
+        """Its worker does not beat any more."""
+        if self.clock.monotonic() - self._heard_s >= QUIET_AFTER_S:
+            self._stream.give_up(Unavailable(pb.PEER_SILENT, "a decode worker stands still; try again"))
 
     def place(self, placement: Placement, sink: TokenSink) -> PlacedStream:
         stream_id = next(self._numbers)
@@ -114,6 +121,7 @@ class _WorkerLink:
         await self._channel.close()
 
     def _on_reply(self, reply: decode_pb2.ServeReply) -> None:
+        self._heard_s = self.clock.monotonic()
         for accepted in reply.accepted:
             placed = self._streams.get(accepted.stream_id)
             if placed is not None and not placed.answer.done():
@@ -155,7 +163,7 @@ class _WorkerLink:
         streams, self._streams = self._streams, {}
         for placed in streams.values():
             if placed.answer.done():
-                placed.sink.on_lost(error)
+                placed.sink.on_lost(_as_unavailable(error))
             else:
                 placed.answer.set_exception(_as_unavailable(error))
         self._close_later(self)
@@ -232,7 +240,11 @@ class DecodeLinks:
     def _on_change(self) -> None:
         self._room.set()
         for instance_id, link in list(self._links.items()):
-            if self._fleet.get(instance_id) is None and not link.running_requests:
+            if self._fleet.get(instance_id) is not None:
+                continue
+            if link.running_requests:
+                link.give_up_if_quiet()
+            else:
                 self._close_later(link)
 
     def _close_later(self, link: _WorkerLink) -> None:

@@ -18,6 +18,7 @@ from shoal_gateway.links.peers import Channels, spawn_if_open, usable
 from shoal_gateway.links.wire import WIRE_TRAFFIC_CLASSES
 from shoal_gateway.metrics import SETTLE_DROPPED
 from shoal_gateway.request import BlockClaim, Matched, PendingRun
+from shoal_gateway.silence import SilentPeers
 from shoal_kvblocks import HASH_BYTES
 from shoal_runtime.grpc import call
 from shoal_runtime.presence import Fleet, Member
@@ -44,6 +45,7 @@ class KvIndexLink:
         self._level = LEVELS[handoff_level]
         self._channels = Channels(process, fleet, fleet_pb2.KVINDEX, CLOSE_AFTER_CALLS * max(match_s, SETTLE_S))
         self._settles = 0
+        self._silent = SilentPeers(process.clock)
         process.stack.push_async_callback(self._channels.close)
 
     async def match(self, claim: BlockClaim, *, hold_s: float, pending_s: float) -> Matched:
@@ -69,6 +71,8 @@ class KvIndexLink:
                 )
             except ShoalError as failed:
                 error = failed
+                if isinstance(failed, Unavailable):
+                    self._silent.note(member.instance_id)
                 continue
             self._process.health.set(HEALTH_PART, None)
             return _to_matched(reply)
@@ -124,7 +128,9 @@ class KvIndexLink:
 
     def _instances(self, claim: BlockClaim) -> list[Member]:
         """Whom to ask, in this order."""
-        return by_prefix(usable(self._fleet, fleet_pb2.KVINDEX), claim.hashes[:HASH_BYTES])
+        first_block = claim.hashes[:HASH_BYTES] or claim.first_block
+        ordered = by_prefix(usable(self._fleet, fleet_pb2.KVINDEX), first_block)
+        return self._silent.last(ordered, lambda member: member.instance_id)
 
 
 def by_prefix(members: Iterable[Member], first_block: bytes) -> list[Member]:

@@ -18,8 +18,10 @@ from shoal_gateway.links.peers import Channels, spawn_if_open, usable
 from shoal_gateway.links.wire import split_events, to_encode_request, to_encoded, to_finish_stream, to_open_stream
 from shoal_gateway.ports import Ending, EventSink
 from shoal_gateway.request import TOKEN_BYTES, BodyToEncode, HistoryNeeded, Opening, Prompt, TokenBatch
+from shoal_gateway.silence import SilentPeers
+from shoal_runtime.clock import Clock
 from shoal_runtime.grpc import call, connect
-from shoal_runtime.presence import Fleet, Member
+from shoal_runtime.presence import QUIET_AFTER_S, Fleet, Member
 from shoal_runtime.process import Process
 from shoal_runtime.streams import DuplexStream, TurnWriter
 
@@ -69,12 +71,14 @@ class TokenizerStream:
 class _TokenizerConnection:
     """One connection to one incarnation of a tokenizer."""
 
-    def __init__(self, member: Member, close_later: Callable[["_TokenizerConnection"], None]) -> None:
+    def __init__(self, member: Member, clock: Clock, give_up: Callable[["_TokenizerConnection"], None]) -> None:
         self.instance_id = member.instance_id
         self.instance = _instance(member)
-        self._close_later = close_later
+        self._give_up = give_up
         self._streams: dict[int, TokenizerStream] = {}
         self._numbers = itertools.count(1)
+        self._clock = clock
+        self._heard_s = clock.monotonic()
         self._channel = connect(member.address)
         writer: TurnWriter[_Item] = TurnWriter(_build, weigh=_weigh)
         self._stream: DuplexStream[_Item, tokenizer_pb2.ConverseReply] = DuplexStream(
@@ -91,6 +95,11 @@ class _TokenizerConnection:
     @property
     def open_streams(self) -> int:
         return len(self._streams)
+
+    def give_up_if_quiet(self) -> None:
+        """Its tokenizer does not beat any more."""
+        if self._clock.monotonic() - self._heard_s >= QUIET_AFTER_S:
+            self._stream.give_up(Unavailable(pb.PEER_SILENT, "a tokenizer stands still; try again"))
 
     def open(self, opening: Opening, sink: EventSink) -> TokenizerStream:
         stream_id = next(self._numbers)
@@ -111,6 +120,7 @@ class _TokenizerConnection:
         await self._channel.close()
 
     def _on_reply(self, reply: tokenizer_pb2.ConverseReply) -> None:
+        self._heard_s = self._clock.monotonic()
         for stream_id, events, parsed_tokens, event_count in split_events(reply):
             if (stream := self._streams.get(stream_id)) is not None:
                 stream.sink.on_events(events, parsed_tokens, event_count)
@@ -127,11 +137,11 @@ class _TokenizerConnection:
                 stream.sink.on_failed(from_failure(failed.failure))
 
     def _on_lost(self, error: ShoalError) -> None:
+        self._give_up(self)  # first: the streams look for another one
         streams, self._streams = self._streams, {}
         lost = Unavailable(pb.UNAVAILABLE, "the connection to a tokenizer broke; try again")
         for stream in streams.values():
             stream.sink.on_failed(lost)
-        self._close_later(self)
 
 
 class TokenizerLinks:
@@ -143,6 +153,7 @@ class TokenizerLinks:
         self._encode_s = encode_s
         self._channels = Channels(process, fleet, fleet_pb2.TOKENIZER, CLOSE_AFTER_CALLS * encode_s)
         self._links: dict[str, _TokenizerConnection] = {}
+        self._silent = SilentPeers(process.clock)
         fleet.on_change(self._on_change)
         process.stack.push_async_callback(self.close)
 
@@ -172,6 +183,8 @@ class TokenizerLinks:
                 return await call(choose(stub), request, timeout_s=min(self._encode_s, left_s))
             except ShoalError as failed:
                 error = failed
+                if isinstance(failed, Unavailable):
+                    self._silent.note(_instance(member))
                 if failed.code == pb.MODEL_NOT_FOUND:
                     strangers.add(name)
                 elif not ERRORS[failed.code].is_retried:
@@ -188,7 +201,7 @@ class TokenizerLinks:
         if link is None or not link.is_open or link.instance != _instance(member):
             if link is not None and link.is_open and not link.open_streams:
                 self._close_later(link)
-            link = self._links[member.instance_id] = _TokenizerConnection(member, self._close_later)
+            link = self._links[member.instance_id] = _TokenizerConnection(member, self._process.clock, self._on_lost)
         return link.open(opening, sink)
 
     async def close(self) -> None:
@@ -198,7 +211,8 @@ class TokenizerLinks:
         await self._channels.close()
 
     def _by_load(self) -> list[Member]:
-        return sorted(usable(self._fleet, fleet_pb2.TOKENIZER), key=self._open_streams)
+        by_load = sorted(usable(self._fleet, fleet_pb2.TOKENIZER), key=self._open_streams)
+        return self._silent.last(by_load, _instance)
 
     def _open_streams(self, member: Member) -> int:
         link = self._links.get(member.instance_id)
@@ -206,8 +220,16 @@ class TokenizerLinks:
 
     def _on_change(self) -> None:
         for instance_id, link in list(self._links.items()):
-            if self._fleet.get(instance_id) is None and not link.open_streams:
+            if self._fleet.get(instance_id) is not None:
+                continue
+            if link.open_streams:
+                link.give_up_if_quiet()
+            else:
                 self._close_later(link)
+
+    def _on_lost(self, link: _TokenizerConnection) -> None:
+        self._silent.note(link.instance)
+        self._close_later(link)
 
     def _close_later(self, link: _TokenizerConnection) -> None:
         if self._links.get(link.instance_id) is link:

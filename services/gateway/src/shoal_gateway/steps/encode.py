@@ -6,6 +6,7 @@ An explicit max_tokens that does not fit beside the prompt is refused, as OpenAI
 asked for would look like the model's own decision.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_contracts.errors import BadRequest, Bug, Unavailable
@@ -13,6 +14,7 @@ from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import DecodeFleet, ResponseStore, TokenizerFleet
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import BodyToEncode, HistoryNeeded, Options, Prompt, ServedModel
+from shoal_policy import DecodeWorkerView
 
 RETRY_AFTER_S = 5.0
 
@@ -36,6 +38,8 @@ class EncodeStep:
         model = self._find_model(prompt.model)
         receipt.pool = model.pool
         check_context(prompt, model)
+        if prompt.other_choices:
+            check_choices(prompt, self._decode.workers(model.pool))
         return model, prompt
 
     async def _encode(self, work: BodyToEncode, tenant: str) -> Prompt:
@@ -73,4 +77,14 @@ def check_context(prompt: Prompt, model: ServedModel) -> None:
             f"{prompt.prompt_tokens + prompt.max_tokens} tokens ({prompt.prompt_tokens} in the messages, "
             f"{prompt.max_tokens} in the completion). Please reduce the length of the messages or completion.",
             param="max_tokens",
+        )
+
+
+def check_choices(prompt: Prompt, workers: Iterable[DecodeWorkerView]) -> None:
+    """BadRequest for more answers than can ever run at once: they would wait for each other in vain."""
+    most = [worker.max_running_requests for worker in workers]
+    room = sum(count for count in most if count is not None)
+    if None not in most and room < 1 + len(prompt.other_choices):
+        raise BadRequest(
+            pb.UNSUPPORTED, f"No more than {room} answers can be generated at once here: lower 'n'.", param="n"
         )

@@ -18,7 +18,7 @@ from shoal_gateway.pace import PrefillPaces
 from shoal_gateway.ports import Fallback, KvIndex
 from shoal_gateway.receipt import Receipt, SharedPart
 from shoal_gateway.request import BlockClaim, Blocks, Matched, PendingRun, Prompt, ServedModel
-from shoal_kvblocks import block_hashes
+from shoal_kvblocks import HASH_BYTES, block_hashes
 from shoal_policy import AffinityPolicy
 from shoal_runtime.clock import Clock
 
@@ -69,7 +69,7 @@ class MatchStep:
             receipt.note(Fallback.INDEX_UNKNOWN)
             return replace(blocks, is_claimed=True)  # an instance that answered too late has the claim
         except asyncio.CancelledError:
-            self._index.settle(replace(claim, hashes=b""))  # the question may have been heard
+            self._index.settle(_given_up(claim))  # the question may have been heard
             raise
         receipt.matched_tokens = matched.hit_blocks * model.block_tokens
         is_claimed = matched.pending is None and matched.hit_blocks < blocks.whole_blocks
@@ -77,9 +77,10 @@ class MatchStep:
             blocks, hit_blocks=matched.hit_blocks, dram_store_ids=matched.dram_store_ids, is_claimed=is_claimed
         )
 
-    def release(self, model: ServedModel, prompt: Prompt, cache_salt: str, request_id: str) -> None:
+    def release(self, model: ServedModel, prompt: Prompt, blocks: Blocks, cache_salt: str, request_id: str) -> None:
         """What this request claimed will not be stored, as far as it knows: nobody should wait for it."""
-        self._index.settle(BlockClaim(request_id, model.pool, cache_salt, b"", prompt.traffic_class))
+        claim = BlockClaim(request_id, model.pool, cache_salt, blocks.hashes, prompt.traffic_class)
+        self._index.settle(_given_up(claim))
 
     async def _ask(self, claim: BlockClaim, blocks: Blocks, deadline_s: float) -> Matched:
         policy, pace = self._affinity.policy, self._affinity.paces.of(claim.pool)
@@ -120,6 +121,11 @@ class MatchStep:
         """Of the whole wait: blocks that came meanwhile count, so a chain of owners is not waited for one by one."""
         shared_tokens = (run.blocks - first.hit_blocks) * block_tokens
         return self._affinity.policy.wait_s(shared_tokens, self._affinity.paces.of(pool))
+
+
+def _given_up(claim: BlockClaim) -> BlockClaim:
+    """None of it, for the instance that was asked about it first: others may not have heard of the claim."""
+    return replace(claim, hashes=b"", first_block=claim.hashes[:HASH_BYTES])
 
 
 def _outcome(first: Matched, last: Matched, *, is_away: bool) -> WaitOutcome:

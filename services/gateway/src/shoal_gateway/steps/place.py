@@ -13,7 +13,9 @@ from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.ports import DecodeFleet, Fallback, PlacedRequest, TokenSink
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import Placement
+from shoal_gateway.silence import SilentPeers
 from shoal_policy import PlacementPolicy
+from shoal_runtime.clock import Clock
 
 ROOM_EACH_S = 0.25  # a worker's own load reports come once a second; its refusal is the better answer
 RETRY_AFTER_S = 2.0
@@ -28,12 +30,13 @@ class PlaceLimits:
 
 
 class PlaceStep:
-    """Shared by all requests; knows only who waits."""
+    """Shared by all requests; knows only who waits, and which workers did not answer."""
 
-    def __init__(self, fleet: DecodeFleet, policy: PlacementPolicy, limits: PlaceLimits) -> None:
+    def __init__(self, fleet: DecodeFleet, policy: PlacementPolicy, limits: PlaceLimits, clock: Clock) -> None:
         self._fleet = fleet
         self._policy = policy
         self._limits = limits
+        self._silent = SilentPeers(clock)
         self._lines: dict[str, asyncio.Lock] = {}
 
     async def run(self, placement: Placement, sink: TokenSink, receipt: Receipt) -> PlacedRequest:
@@ -63,11 +66,14 @@ class PlaceStep:
     async def _offer(self, placement: Placement, sink: TokenSink, receipt: Receipt) -> PlacedRequest | None:
         """One round through the workers, best first."""
         workers = self._fleet.workers(placement.pool)
-        for instance_id in self._policy.rank(placement.length_tokens, placement.request_id, workers):
+        ranked = self._policy.rank(placement.length_tokens, placement.request_id, workers)
+        for instance_id in self._silent.last(ranked, str):
             receipt.decode.attempts += 1
             try:
                 return await self._offer_to(instance_id, placement, sink)
-            except (Refused, Unavailable):
+            except (Refused, Unavailable) as error:
+                if isinstance(error, Unavailable):
+                    self._silent.note(instance_id)
                 if Fallback.PLACEMENT_REFUSED not in receipt.fallbacks:
                     receipt.note(Fallback.PLACEMENT_REFUSED)
         return None

@@ -139,6 +139,8 @@ class AnswerStream:
             if isinstance(signal, _Closed):
                 self._check_tokens(signal.completion_tokens)
                 await self._close(signal)
+                if self._is_too_slow:  # also for the last events, which come at once
+                    raise _reads_too_slowly()
                 return
             await self._handle(signal)
 
@@ -179,9 +181,11 @@ class AnswerStream:
         self._is_closed = True
         others_tokens = self._others.completion_tokens if self._others is not None else 0
         self._receipt.completion_tokens = closed.completion_tokens + others_tokens
-        if self.keep is not None and closed.kept_body is not None:
-            await self.keep(closed.kept_body)
-        self._release()
+        try:
+            if self.keep is not None and closed.kept_body is not None:
+                await self.keep(closed.kept_body)
+        finally:
+            self._release()
 
     def _check_tokens(self, shown_tokens: int) -> None:
         """What was generated is what the usage tells; behind a stop string it is left out."""
@@ -299,7 +303,7 @@ class AnswerStream:
                 self._others = others
                 self._tell_finish()
             case _ClientTooSlow():
-                raise Interrupted(pb.CANCELLED, "the client reads too slowly")
+                raise _reads_too_slowly()
 
     async def _place(self) -> None:
         plan = self._plan
@@ -401,3 +405,7 @@ class AnswerStream:
         if self._placed is not None:
             self._placed.cancel()
             self._placed = None
+
+
+def _reads_too_slowly() -> Interrupted:
+    return Interrupted(pb.CANCELLED, "the client reads too slowly")

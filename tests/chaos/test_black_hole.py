@@ -16,6 +16,7 @@ from shoal_contracts.v1 import fleet_pb2
 from shoal_gateway.silence import ASIDE_S
 from shoal_testkit.answers import ChatApi, a_prompt, assert_whole
 from shoal_testkit.cluster import MODEL, Cluster
+from shoal_testkit.plain_client import send_chat
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(150)]
 
@@ -74,21 +75,15 @@ async def test_only_the_first_requests_find_out(
 
 
 async def test_client_that_hardly_reads_keeps_nobody_waiting(cluster: Cluster, chat: ChatApi) -> None:
-    host, port = "127.0.0.1", int(cluster.url.rsplit(":", 1)[1])
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": a_prompt(40)}],
-            "max_tokens": 400,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    ).encode()
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": a_prompt(40)}],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
     alone = await chat.read_all([a_prompt(40)] * 2, 40)
-    reader, writer = await asyncio.open_connection(host, port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
+    reader, writer = await send_chat(cluster.url, body)
 
     async def crawl() -> None:
         while await reader.read(1):

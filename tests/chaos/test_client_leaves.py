@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from shoal_testkit.answers import ChatApi, a_prompt, assert_whole
-from shoal_testkit.cluster import Cluster
+from shoal_testkit.cluster import MODEL, Cluster
+from shoal_testkit.plain_client import send_chat
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(150)]
 
 
 ABORTED_S = 0.25
 THOUSAND = 1000
-AT_ONCE = 40
+AT_ONCE = 30
 TOKENS = 12
+LEFT_S = 0.8  # some have their whole answer by then
 BOUND_S = 2.0  # what a busy machine may take; the design's number is printed beside
 WORKERS = {"decode": ("decode-1", "decode-2"), "prefill": ("prefill-1", "prefill-2")}
 SETTLED = {"decode": "stream.settled", "prefill": "job.settled"}
@@ -55,7 +57,7 @@ async def test_one_abort_reaches_the_worker(cluster: Cluster, chat: ChatApi, sta
     assert [told["outcome"] for told in settled] == ["cancelled"]
 
 
-async def test_a_thousand_leave_at_any_moment(cluster: Cluster, chat: ChatApi) -> None:
+async def test_a_thousand_leave_at_any_moment(cluster: Cluster) -> None:
     """Each is settled once; what was still running is aborted, and nothing else."""
     known = {role: len(cluster.lines(*WORKERS[role], event=SETTLED[role])) for role in WORKERS}
     settled = len(cluster.lines("gateway", event="request.settled"))
@@ -63,15 +65,23 @@ async def test_a_thousand_leave_at_any_moment(cluster: Cluster, chat: ChatApi) -
 
     async def leave(number: int) -> None:
         async with places:
-            answer = chat.ask(a_prompt(20), TOKENS, is_stream=number % 2 == 0)
-            await asyncio.sleep(random.uniform(0.02, 0.6))
-            await answer.leave()
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": a_prompt(20)}],
+                "max_tokens": TOKENS,
+                "ignore_eos": True,
+                "stream": number % 2 == 0,
+            }
+            _, writer = await send_chat(cluster.url, body)
+            await asyncio.sleep(random.uniform(0.0, LEFT_S))
+            writer.transport.abort()
 
     await asyncio.gather(*(leave(number) for number in range(THOUSAND)))
     await cluster.is_idle()
     lines = cluster.lines("gateway", event="request.settled")[settled:]
     ids = [line["request_id"] for line in lines]
-    assert len(ids) == len(set(ids)) <= THOUSAND  # who left before the request was there asked nothing
+    assert len(ids) == len(set(ids))
+    assert THOUSAND // 2 < len(ids) <= THOUSAND  # who left before the request was there asked nothing
     ended = cluster.lines(*WORKERS["decode"], event=SETTLED["decode"])[known["decode"] :]
     assert len({line["request_id"] for line in ended}) == len(ended)
     cancelled = {line["request_id"] for line in ended if line["outcome"] == "cancelled"}

@@ -1,25 +1,30 @@
 """2,000 streams at once on one gateway process: every one whole, in bounded memory."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from shoal_testkit.cluster import MODEL, Cluster, Shape, cluster_running
 from shoal_testkit.grammars import check_stream
+from shoal_testkit.plain_client import CHAT_PATH, read_chat
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 STREAMS = 2000
 TOKENS = 30
-PATH = "/v1/chat/completions"
 READ_S = 200.0
 MOST_MIB = 1024
 SETTINGS = {
-    "decode": {"SHOAL_SCRIPTED_STEP_MS": "1000", "SHOAL_DECODE_MAX_RUNNING_REQUESTS": str(STREAMS)},
+    "decode": {
+        "SHOAL_SCRIPTED_STEP_MS": "1000",
+        "SHOAL_DECODE_MAX_RUNNING_REQUESTS": str(STREAMS),
+        "SHOAL_ENGINE_MAX_RUNNING_REQUESTS": str(STREAMS),
+        "SHOAL_ENGINE_MAX_STEP_TOKENS": str(2 * STREAMS),
+    },
     "gateway": {
         "SHOAL_GATEWAY_MAX_RUNNING_REQUESTS": str(STREAMS + 8),
         "SHOAL_GATEWAY_MAX_WAITING_REQUESTS": str(STREAMS),
@@ -36,39 +41,18 @@ async def shared_cluster() -> AsyncIterator[Cluster]:
         yield cluster
 
 
-async def _stream(port: int, number: int) -> bytes:
-    """The events of one answer; a whole HTTP client for each would be most of the work."""
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": f"wave {number}"}],
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write((head + body).encode())
-    answer = await reader.read(-1)
-    writer.close()
-    head_of_answer, _, chunks = answer.partition(b"\r\n\r\n")
-    assert head_of_answer.startswith(b"HTTP/1.1 200"), answer[:500]
-    return _without_sizes(chunks)
-
-
-def _without_sizes(chunks: bytes) -> bytes:
-    """The body of a chunked answer."""
-    body = b""
-    while chunks:
-        size, _, chunks = chunks.partition(b"\r\n")
-        body, chunks = body + chunks[: int(size, 16)], chunks[int(size, 16) + 2 :]
-    return body
+def _body(number: int) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"wave {number}"}],
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 async def test_two_thousand_streams_at_once(cluster: Cluster) -> None:
-    port = int(cluster.url.rsplit(":", 1)[1])
     most_running = 0.0
 
     async def watch() -> None:
@@ -79,9 +63,9 @@ async def test_two_thousand_streams_at_once(cluster: Cluster) -> None:
 
     watching = asyncio.create_task(watch(), name="watch")
     async with asyncio.timeout(READ_S):
-        answers = await asyncio.gather(*(_stream(port, number) for number in range(STREAMS)))
+        answers = await asyncio.gather(*(read_chat(cluster.url, _body(number)) for number in range(STREAMS)))
     watching.cancel()
-    usages = [check_stream(PATH, answer)["usage"] for answer in answers]
+    usages = [check_stream(CHAT_PATH, answer)["usage"] for answer in answers]
     assert {usage["completion_tokens"] for usage in usages} == {TOKENS}
     status = Path(f"/proc/{cluster.running['gateway'].process.pid}/status").read_text()
     peak_mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024

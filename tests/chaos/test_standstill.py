@@ -21,7 +21,11 @@ AWAY_S = 6.0  # longer than silence and every time-out of a peer, shorter than a
 BACK_S = 30.0  # the design says 5; printed
 SETTINGS = {
     "": {"SHOAL_DRAIN_S": "3"},
-    "decode": {"SHOAL_SCRIPTED_STEP_MS": "60", "SHOAL_DECODE_MAX_RUNNING_REQUESTS": "64"},
+    "decode": {
+        "SHOAL_SCRIPTED_STEP_MS": "60",
+        "SHOAL_DECODE_MAX_RUNNING_REQUESTS": "64",
+        "SHOAL_ENGINE_MAX_RUNNING_REQUESTS": "64",
+    },
     "prefill": {"SHOAL_SCRIPTED_PREFILL_TOKENS_PER_S": "20000"},
 }
 
@@ -63,7 +67,8 @@ async def test_fifty_streams_go_on(cluster: Cluster, chat: ChatApi, victim: str,
     texts = {prompt: {a.text for n, a in enumerate(answers) if n % PROMPTS == p} for p, prompt in enumerate(prompts)}
     for number, answer in enumerate(later):
         texts[prompts[number % PROMPTS]].add(answer.text)
-    undisturbed = {prompt: (await chat.ask(prompt, TOKENS).read()).text for prompt in prompts[:2]}
+    again = await asyncio.gather(*(chat.ask(prompt, TOKENS).read() for prompt in prompts))
+    undisturbed = {prompt: answer.text for prompt, answer in zip(prompts, again, strict=True)}
     assert all(len(said) == 1 for said in texts.values())
     assert all(texts[prompt] == {text} for prompt, text in undisturbed.items())
     await cluster.is_idle()

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from shoal_contracts.errors import FAILURE_TRAILER, BadRequest, Bug, Interrupted, Refused, ShoalError, Unavailable
+from shoal_contracts.errors import FAILURE_TRAILER, BadRequest, Bug, Refused, ShoalError, Unavailable
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_runtime.grpc import to_shoal_error
 
@@ -25,7 +25,7 @@ def test_the_trailer_is_the_error() -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, Unavailable, pb.PEER_SILENT),
         (grpc.StatusCode.UNAVAILABLE, Unavailable, pb.UNAVAILABLE),
         (grpc.StatusCode.INTERNAL, Unavailable, pb.UNAVAILABLE),
-        (grpc.StatusCode.CANCELLED, Interrupted, pb.CANCELLED),
+        (grpc.StatusCode.CANCELLED, Unavailable, pb.UNAVAILABLE),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, BadRequest, pb.REQUEST_TOO_LARGE),
         (grpc.StatusCode.UNIMPLEMENTED, Bug, pb.BUG),
     ],

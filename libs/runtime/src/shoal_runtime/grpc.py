@@ -21,7 +21,6 @@ from shoal_contracts.errors import (
     FAILURE_TRAILER,
     BadRequest,
     Bug,
-    Interrupted,
     Refused,
     ShoalError,
     Unavailable,
@@ -136,7 +135,8 @@ def to_shoal_error(error: grpc.aio.AioRpcError) -> ShoalError:
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unavailable(pb.PEER_SILENT, "a part of the system did not answer in time; try again")
     if status is grpc.StatusCode.CANCELLED:
-        return Interrupted(pb.CANCELLED, "the call was cancelled")
+        # By the peer, or by gRPC for it: whoever cancels a call itself sees a CancelledError instead.
+        return Unavailable(pb.UNAVAILABLE, "a part of the system gave the call up; try again")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own: a message over the limit
         return BadRequest(pb.REQUEST_TOO_LARGE, f"the request is over the limit of {GRPC_MESSAGE_BYTES} bytes")
     if status is grpc.StatusCode.UNIMPLEMENTED:

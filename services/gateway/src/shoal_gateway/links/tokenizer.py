@@ -5,6 +5,7 @@ served, their tokenizers are asked in turn until one knows the model. A stream g
 docs/decisions/0013-tokens-travel-in-batches.md
 """
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _Method: TypeAlias = Callable[..., Awaitable[Reply]]
 DROP_BYTES = 4
 TOKENS_OVERHEAD_BYTES = 8
 SILENT_TOKENIZERS = 2  # that one body may wait for, the whole of its deadline
+MAX_CALLS = 128  # of this gateway at once: more would wait in the tokenizers, where gRPC drops what is too much
 CLOSE_AFTER_CALLS = 2  # deadlines of a call, for the channel of a tokenizer that left
 
 
@@ -154,14 +156,17 @@ class TokenizerLinks:
         self._channels = Channels(process, fleet, fleet_pb2.TOKENIZER, CLOSE_AFTER_CALLS * encode_s)
         self._links: dict[str, _TokenizerConnection] = {}
         self._silent = SilentPeers(process.clock)
+        self._calls = asyncio.Semaphore(MAX_CALLS)
         fleet.on_change(self._on_change)
         process.stack.push_async_callback(self.close)
 
     async def encode(self, work: BodyToEncode) -> Prompt | HistoryNeeded:
-        return to_encoded(await self._ask(work, lambda stub: stub.Encode))
+        async with self._calls:
+            return to_encoded(await self._ask(work, lambda stub: stub.Encode))
 
     async def count(self, work: BodyToEncode) -> bytes:
-        return (await self._ask(work, lambda stub: stub.Count)).body
+        async with self._calls:
+            return (await self._ask(work, lambda stub: stub.Count)).body
 
     async def _ask(self, work: BodyToEncode, choose: Callable[["_Stub"], _Method[Reply]]) -> Reply:
         """Another tokenizer is asked where that may help, while time is left: a body that silences one may silence

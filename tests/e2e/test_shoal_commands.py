@@ -1,5 +1,6 @@
 """`shoal status`, `chat`, `bench` and `logs`, as a person or a script uses them."""
 
+import codecs
 import json
 import os
 import pty
@@ -95,6 +96,7 @@ class Terminal:
 
     def __init__(self, process: subprocess.Popen[bytes], keyboard: int) -> None:
         self.process, self.keyboard, self.seen = process, keyboard, ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
 
     def type(self, text: str) -> None:
         os.write(self.keyboard, text.encode())
@@ -104,8 +106,7 @@ class Terminal:
         deadline = time.monotonic() + WAIT_S
         while sign not in self.seen:
             assert time.monotonic() < deadline, self.seen
-            if select.select([self.keyboard], [], [], 0.1)[0]:
-                self.seen += os.read(self.keyboard, 65536).decode(errors="replace")
+            self._look()
         before, self.seen = self.seen.split(sign, 1)
         return before
 
@@ -114,8 +115,11 @@ class Terminal:
         deadline = time.monotonic() + WAIT_S
         while len(self.seen) < chars:
             assert time.monotonic() < deadline, self.seen
-            if select.select([self.keyboard], [], [], 0.1)[0]:
-                self.seen += os.read(self.keyboard, 65536).decode(errors="replace")
+            self._look()
+
+    def _look(self) -> None:
+        if select.select([self.keyboard], [], [], 0.1)[0]:
+            self.seen += self._decoder.decode(os.read(self.keyboard, 65536))
 
 
 @contextmanager
@@ -144,6 +148,7 @@ def test_a_person_stops_an_answer_and_goes_on(scripted):
         person.wait_for("› ")
         person.type(f"\033[200~{STORY[:400]}\nin two lines\033[201~\r")
         person.wait_for("in two lines")
+        person.wait_for("\033[?2004l")  # the prompt has taken the text
         person.wait_for_more(60)  # some words of the answer
         person.type("\003")
         person.wait_for("stopped")

@@ -100,7 +100,15 @@ async def _follow(subject: Subject, every_s: float, draw: Callable[[FleetView], 
         await asyncio.sleep(LISTEN_S)
         while subject.current_nats_url():
             draw(await watch.view())
+            _leave_if_asked()
             await asyncio.sleep(every_s)
+
+
+def _leave_if_asked() -> None:
+    """Ctrl-C cancels this task; a wait of a library that ended in the same moment may have swallowed that."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _page(subject: Subject, record: Record | None, view: FleetView | None, reason: str) -> RenderableType:

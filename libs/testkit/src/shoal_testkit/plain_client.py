@@ -23,18 +23,18 @@ async def read_chat(url: str, body: dict[str, Any]) -> bytes:
     reader, writer = await send_chat(url, body)
     answer = await reader.read(-1)
     writer.close()
-    head, _, chunks = answer.partition(b"\r\n\r\n")
+    head, _, sized = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), answer[:500]
-    return _without_sizes(chunks)
+    return _without_sizes(sized)
 
 
-def _without_sizes(chunks: bytes) -> bytes:
+def _without_sizes(sized: bytes) -> bytes:
     """The body of a chunked answer."""
     body = bytearray()
     at = 0
-    while at < len(chunks):
-        end = chunks.index(b"\r\n", at)
-        size = int(chunks[at:end], 16)
-        body += chunks[end + 2 : end + 2 + size]
+    while at < len(sized):
+        end = sized.index(b"\r\n", at)
+        size = int(sized[at:end], 16)
+        body += sized[end + 2 : end + 2 + size]
         at = end + 2 + size + 2
     return bytes(body)

@@ -13,7 +13,8 @@ from shoal_contracts.errors import BadRequest, Bug
 from shoal_contracts.v1 import common_pb2 as pb
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import RequestPlan
-from shoal_gateway.steps.stream import AnswerStream, OtherAnswers
+from shoal_gateway.steps.signals import OtherAnswers
+from shoal_gateway.steps.stream import AnswerStream
 
 MAX_KEPT_BYTES = 12 * 1024 * 1024  # of all bodies together; a gRPC message takes 16 MiB
 

@@ -27,6 +27,16 @@ from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import Opening, Placement, RequestPlan, TokenBatch, loadable_tokens
 from shoal_gateway.resume import Transcript
 from shoal_gateway.steps.place import PlaceStep
+from shoal_gateway.steps.signals import (
+    ClientTooSlow,
+    Closed,
+    Finished,
+    OtherAnswers,
+    Signal,
+    Stopped,
+    TokenizerLost,
+    WorkerLost,
+)
 from shoal_runtime.clock import Clock
 
 MAX_SIGNALS = 64  # each is the end of something that was started a bounded number of times
@@ -54,49 +64,6 @@ class StreamPeers:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    reason: EndReason
-    failure: ShoalError | None
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkerLost:
-    error: ShoalError
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenizerLost:
-    error: ShoalError
-
-
-@dataclass(frozen=True, slots=True)
-class _Stopped:
-    """By a stop string."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    completion_tokens: int
-    kept_body: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ClientTooSlow:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class OtherAnswers:
-    """Every other answer to the prompt is complete. ``kept`` is what the tokenizer wants back of each."""
-
-    kept: tuple[bytes, ...] = ()
-    completion_tokens: int = 0
-
-
-_Signal = _Finished | _WorkerLost | _TokenizerLost | _Stopped | _Closed | _ClientTooSlow | OtherAnswers
-
-
 class AnswerStream:
     """One request's answer; the sink of its placement and of its events. Owned by its Lifecycle."""
 
@@ -113,7 +80,7 @@ class AnswerStream:
         self._limits = limits
         self._receipt = receipt
         self._describe = describe  # the receipt for the last event, when the client wants it there
-        self._signals: asyncio.Queue[_Signal] = asyncio.Queue(MAX_SIGNALS)
+        self._signals: asyncio.Queue[Signal] = asyncio.Queue(MAX_SIGNALS)
         self._placed: PlacedRequest | None = None
         self._events: EventStream | None = None
         self._placements = 0
@@ -136,7 +103,7 @@ class AnswerStream:
         self._open()
         while True:
             signal = await self._next_signal()
-            if isinstance(signal, _Closed):
+            if isinstance(signal, Closed):
                 self._check_tokens(signal.completion_tokens)
                 await self._close(signal)
                 if self._is_too_slow:  # also for the last events, which come at once
@@ -150,7 +117,7 @@ class AnswerStream:
         self._cancel_placed()
         while not self._signals.empty():
             signal = self._signals.get_nowait()
-            if isinstance(signal, _Closed):
+            if isinstance(signal, Closed):
                 await self._close(signal)
         if self._is_closed or self._is_too_slow:
             return self._is_closed
@@ -169,15 +136,15 @@ class AnswerStream:
         self._release()
         return closed is not None
 
-    async def _next_closed(self) -> _Closed | None:
+    async def _next_closed(self) -> Closed | None:
         while True:
             signal = await self._signals.get()
-            if isinstance(signal, _Closed):
+            if isinstance(signal, Closed):
                 return signal
-            if isinstance(signal, _TokenizerLost | _ClientTooSlow):
+            if isinstance(signal, TokenizerLost | ClientTooSlow):
                 return None
 
-    async def _close(self, closed: _Closed) -> None:
+    async def _close(self, closed: Closed) -> None:
         self._is_closed = True
         others_tokens = self._others.completion_tokens if self._others is not None else 0
         self._receipt.completion_tokens = closed.completion_tokens + others_tokens
@@ -229,11 +196,11 @@ class AnswerStream:
 
     def on_finished(self, reason: EndReason, failure: ShoalError | None) -> None:
         self._placed = None
-        self._signals.put_nowait(_Finished(reason, failure))
+        self._signals.put_nowait(Finished(reason, failure))
 
     def on_lost(self, error: ShoalError) -> None:
         self._placed = None
-        self._signals.put_nowait(_WorkerLost(error))
+        self._signals.put_nowait(WorkerLost(error))
 
     def _expected_hit_tokens(self) -> int:
         """What the first event tells, before decode has said it; the last one tells what was."""
@@ -257,22 +224,22 @@ class AnswerStream:
     def _put(self, events: bytes, event_count: int) -> None:
         if not self._peers.client.put(events, event_count) and not self._is_too_slow:
             self._is_too_slow = True
-            self._signals.put_nowait(_ClientTooSlow())
+            self._signals.put_nowait(ClientTooSlow())
 
     def on_stopped(self) -> None:
-        self._signals.put_nowait(_Stopped())
+        self._signals.put_nowait(Stopped())
 
     def on_closed(self, completion_tokens: int, kept_body: bytes | None) -> None:
         self._events = None
-        self._signals.put_nowait(_Closed(completion_tokens, kept_body))
+        self._signals.put_nowait(Closed(completion_tokens, kept_body))
 
     def on_failed(self, error: ShoalError) -> None:
         if self._events is not None:
             self._lost_tokenizers |= {self._events.instance}
             self._events = None
-        self._signals.put_nowait(_TokenizerLost(error))
+        self._signals.put_nowait(TokenizerLost(error))
 
-    async def _next_signal(self) -> _Signal:
+    async def _next_signal(self) -> Signal:
         left_s = self._plan.deadline_s - self._peers.clock.monotonic()
         wait_s = left_s if self._ending is None else min(CLOSE_S, left_s)
         try:
@@ -281,28 +248,28 @@ class AnswerStream:
         except TimeoutError:
             if self._ending is None or left_s <= CLOSE_S:
                 raise Interrupted(pb.DEADLINE_EXCEEDED, "the time for this request is used up") from None
-            return _TokenizerLost(Unavailable(pb.PEER_SILENT, "a part of the system did not answer in time; try again"))
+            return TokenizerLost(Unavailable(pb.PEER_SILENT, "a part of the system did not answer in time; try again"))
 
-    async def _handle(self, signal: _Signal) -> None:
+    async def _handle(self, signal: Signal) -> None:
         match signal:
-            case _Finished(EndReason.FAILURE, failure) if failure is not None:
+            case Finished(EndReason.FAILURE, failure) if failure is not None:
                 await self._resume(failure)
-            case _Finished(EndReason.CANCEL):  # not by us: a placement that we cancelled tells nothing any more
+            case Finished(EndReason.CANCEL):  # not by us: a placement that we cancelled tells nothing any more
                 await self._resume(Unavailable(pb.UNAVAILABLE, "a decode worker stopped the request; try again"))
-            case _Finished(reason):
+            case Finished(reason):
                 self._finish(reason)
-            case _WorkerLost(error):
+            case WorkerLost(error):
                 await self._resume(error)
-            case _Stopped():
+            case Stopped():
                 self._is_stopped = True
                 self._cancel_placed()
                 self._finish(EndReason.STOP)
-            case _TokenizerLost(error):
+            case TokenizerLost(error):
                 await self._reopen(error)
             case OtherAnswers() as others:
                 self._others = others
                 self._tell_finish()
-            case _ClientTooSlow():
+            case ClientTooSlow():
                 raise _reads_too_slowly()
 
     async def _place(self) -> None:

@@ -25,7 +25,11 @@ REQUESTS = 12
 HEARD_S = 5.0
 BEAT_S = 0.5
 HOLE = "hole"
-ANSWERED_S = 12.0  # the longest time-out of a peer, and the request; all but the first take a fraction of it
+TOLD = {  # how a receipt shows that its request met the hole; an Encode that was asked elsewhere does not show
+    fleet_pb2.DECODE: "placement_refused",
+    fleet_pb2.TOKENIZER: "tokenizer_resumed",
+    fleet_pb2.KVINDEX: "index_unknown",
+}
 
 
 @contextlib.asynccontextmanager
@@ -56,11 +60,11 @@ async def black_hole(cluster: Cluster, role: fleet_pb2.Role.ValueType) -> AsyncI
         await client.close()
 
 
-@pytest.mark.parametrize("role", [fleet_pb2.DECODE, fleet_pb2.TOKENIZER, fleet_pb2.KVINDEX], ids=fleet_pb2.Role.Name)
+@pytest.mark.parametrize("role", TOLD, ids=fleet_pb2.Role.Name)
 async def test_only_the_first_requests_find_out(
     cluster: Cluster, chat: ChatApi, role: fleet_pb2.Role.ValueType
 ) -> None:
-    took_s = []
+    took_s, met = [], 0
     async with black_hole(cluster, role):
         for _ in range(REQUESTS):
             began_s = time.monotonic()
@@ -68,10 +72,9 @@ async def test_only_the_first_requests_find_out(
             assert_whole(answer, TOKENS)
             took_s.append(time.monotonic() - began_s)
             assert HOLE not in json.dumps(answer.receipt)
+            met += TOLD[role] in answer.receipt["fallbacks"]
     print(f"{fleet_pb2.Role.Name(role)}: slowest {max(took_s):.2f} s, median {statistics.median(took_s):.2f} s")
-    assert max(took_s) < ANSWERED_S
-    # Once a stretch of ASIDE_S somebody asks again; who asks pays for it.
-    assert sum(took > 2 * statistics.median(took_s) + 1 for took in took_s) <= 1 + sum(took_s) / ASIDE_S
+    assert met <= 1 + sum(took_s) / ASIDE_S  # once a stretch somebody asks again
 
 
 async def test_client_that_hardly_reads_keeps_nobody_waiting(cluster: Cluster, chat: ChatApi) -> None:

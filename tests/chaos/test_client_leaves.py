@@ -81,7 +81,7 @@ async def test_a_thousand_leave_at_any_moment(cluster: Cluster) -> None:
     lines = cluster.lines("gateway", event="request.settled")[settled:]
     ids = [line["request_id"] for line in lines]
     assert len(ids) == len(set(ids))
-    assert THOUSAND // 2 < len(ids) <= THOUSAND  # who left before the request was there asked nothing
+    assert THOUSAND // 10 < len(ids) <= THOUSAND  # who left before the request was there asked nothing
     ended = cluster.lines(*WORKERS["decode"], event=SETTLED["decode"])[known["decode"] :]
     assert len({line["request_id"] for line in ended}) == len(ended)
     cancelled = {line["request_id"] for line in ended if line["outcome"] == "cancelled"}

@@ -11,6 +11,8 @@ from shoal_tokenizer.codec.conversation import Conversation, ToolMode
 from shoal_tokenizer.codec.requests.chat_completions import ChatCompletionsConverter
 from shoal_tokenizer.codec.requests.served_model import ServedModel
 
+from .recipe_messages import shown, shown_there
+
 CONVERTER = ChatCompletionsConverter(ServedModel("tiny", Sampling(), 100))
 OPTIONS = deepseek_recipe.ConversionOptions().with_model_alias("tiny", deepseek_recipe.ModelVersion.DeepseekV41Flash)
 USER = {"role": "user", "content": "Hi, JSON please"}
@@ -63,37 +65,11 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def shown(message: dict[str, Any]) -> dict[str, Any]:
-    """What both have of a message; a missing reasoning and an empty one are the same in the prompt."""
-    calls = [
-        (call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return {
-        "role": message["role"],
-        "content": message["content"],
-        "reasoning": message.get("reasoning_content") or "",
-        "calls": calls,
-        "answers": message.get("tool_call_id"),
-    }
-
-
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """recipe keeps results as they came and sorts them while it renders."""
     order = {call_id: n for n, (call_id, *_rest) in enumerate(c for m in messages for c in m["calls"])}
     results = iter(sorted((m for m in messages if m["role"] == "tool"), key=lambda m: order[m["answers"]]))
     return [next(results) if message["role"] == "tool" else message for message in messages]
-
-
-def shown_there(message: Any) -> dict[str, Any]:
-    calls = [(call.id, call.name, json.loads(call.arguments)) for call in message.tool_calls or ()]
-    return {
-        "role": message.role,
-        "content": message.content,
-        "reasoning": message.reasoning_content or "",
-        "calls": calls,
-        "answers": message.tool_call_id,
-    }
 
 
 @pytest.mark.parametrize("name", BODIES)

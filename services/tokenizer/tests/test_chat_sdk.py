@@ -21,7 +21,6 @@ from shoal_tokenizer.codec.api import (
     Delta,
     Finish,
     Part,
-    Reasoning,
     RequestNames,
     Sampling,
     Text,
@@ -36,6 +35,8 @@ from shoal_tokenizer.codec.requests.served_model import ServedModel
 from shoal_tokenizer.encode import Encoded, RequestEncoder
 from shoal_tokenizer.format import AnswerStreams, Ending, Opening, Turn
 from shoal_tokenizer.thread_pool import ThreadPool
+
+from .sdk_climber import LOOP_CALLS, client_of, http_response, next_answer
 
 SERVED = ServedModel("tiny", Sampling(), 100)
 STEP: dict[str, Any] = {
@@ -52,7 +53,6 @@ STEP: dict[str, Any] = {
     },
 }
 PATCH: dict[str, Any] = {"type": "custom", "custom": {"name": "patch"}}
-LOOP_CALLS = 5
 USAGE = Usage(9, 8, 7, 3)
 
 
@@ -76,19 +76,13 @@ class Climber:
     def _send(converted: Converted, writer: Any, parts: Sequence[Part]) -> httpx.Response:
         raw = writer.open(9, 8) + b"".join(writer.delta(Delta([part])) for part in parts)
         raw += writer.finish(AnswerEnd(Finish.STOP, USAGE))
-        kind = "text/event-stream" if converted.shape.is_stream else "application/json"
-        return httpx.Response(200, content=raw, headers={"content-type": kind})
+        return http_response(converted.shape, raw)
 
     @staticmethod
     def _answer(conversation: Conversation) -> Sequence[Part]:
-        if conversation.answer_format is not None:
-            return [Reasoning("A city."), Text('{"city": "Paris"}')]
         if [tool["function"]["name"] for tool in conversation.tools or ()] == ["patch"]:
             return [CallBegin("patch"), CallArguments('{"input": "*** \\"'), CallArguments('\\n"}'), CallEnd()]
-        taken = sum(message["role"] == "tool" for message in conversation.messages)
-        if taken == LOOP_CALLS:
-            return [Reasoning("Done."), Text("I am at "), Text("the top.")]
-        return [Reasoning("On."), CallBegin("step"), CallArguments(f'{{"number": {taken + 1}}}'), CallEnd()]
+        return next_answer(conversation)
 
 
 @pytest.fixture
@@ -98,8 +92,7 @@ def climber() -> Climber:
 
 @pytest.fixture
 def client(climber: Climber) -> openai.OpenAI:
-    http = httpx.Client(transport=httpx.MockTransport(climber))
-    return openai.OpenAI(api_key="none", base_url="http://shoal/v1", max_retries=0, http_client=http)
+    return client_of(climber)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -11,6 +11,8 @@ from shoal_tokenizer.codec.conversation import Conversation
 from shoal_tokenizer.codec.requests.responses import ResponsesConverter
 from shoal_tokenizer.codec.requests.served_model import ServedModel
 
+from .recipe_messages import shown, shown_there
+
 CONVERTER = ResponsesConverter(ServedModel("tiny", Sampling(), 100))
 OPTIONS = deepseek_recipe.ConversionOptions().with_model_alias("tiny", deepseek_recipe.ModelVersion.DeepseekV41Flash)
 USER = {"role": "user", "content": "Hi"}
@@ -61,32 +63,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "low": {"input": "Hi", "reasoning": {"effort": "low"}},
     "schema": {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
 }
-
-
-def shown(message: dict[str, Any]) -> dict[str, Any]:
-    """What both have of a message; a missing reasoning and an empty one are the same in the prompt."""
-    calls = [
-        (call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return {
-        "role": message["role"],
-        "content": message["content"],
-        "reasoning": message.get("reasoning_content") or "",
-        "calls": calls,
-        "answers": message.get("tool_call_id"),
-    }
-
-
-def shown_there(message: Any) -> dict[str, Any]:
-    calls = [(call.id, call.name, json.loads(call.arguments)) for call in message.tool_calls or ()]
-    return {
-        "role": message.role,
-        "content": message.content,
-        "reasoning": message.reasoning_content or "",
-        "calls": calls,
-        "answers": message.tool_call_id,
-    }
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -1,7 +1,6 @@
 """The official client reads our answers, and what it holds can be sent again. Bytes only, no network."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -14,18 +13,12 @@ from shoal_testkit.grammars.responses import check_responses_stream
 from shoal_tokenizer.codec.api import (
     AnswerEnd,
     Api,
-    CallArguments,
-    CallBegin,
-    CallEnd,
     Codec,
     Converted,
     Delta,
     Finish,
-    Part,
-    Reasoning,
     RequestNames,
     Sampling,
-    Text,
     Usage,
 )
 from shoal_tokenizer.codec.conversation import Conversation
@@ -36,6 +29,8 @@ from shoal_tokenizer.encode import Encoded, RequestEncoder
 from shoal_tokenizer.format import AnswerStreams, Ending, Opening, Turn
 from shoal_tokenizer.thread_pool import ThreadPool
 
+from .sdk_climber import LOOP_CALLS, client_of, http_response, next_answer
+
 CONVERTER = ResponsesConverter(ServedModel("tiny", Sampling(), 100))
 STEP: dict[str, Any] = {
     "type": "function",
@@ -43,7 +38,6 @@ STEP: dict[str, Any] = {
     "strict": False,
     "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
 }
-LOOP_CALLS = 5
 
 
 class Climber:
@@ -58,21 +52,11 @@ class Climber:
         assert isinstance(converted, Converted) and isinstance(converted.prompt, Conversation)
         self.conversations.append(converted.prompt)
         writer = write_response(converted.shape)
-        raw = writer.open(9, 0) + writer.delta(Delta(list(self._answer(converted.prompt))))
+        raw = writer.open(9, 0) + writer.delta(Delta(list(next_answer(converted.prompt))))
         raw += writer.finish(AnswerEnd(Finish.STOP, Usage(9, 8, 7, 3)))
         if converted.shape.is_stream:
             check_responses_stream(raw)
-        kind = "text/event-stream" if converted.shape.is_stream else "application/json"
-        return httpx.Response(200, content=raw, headers={"content-type": kind})
-
-    @staticmethod
-    def _answer(conversation: Conversation) -> Sequence[Part]:
-        if conversation.answer_format is not None:
-            return [Reasoning("A city."), Text('{"city": "Paris"}')]
-        taken = sum(message["role"] == "tool" for message in conversation.messages)
-        if taken == LOOP_CALLS:
-            return [Reasoning("Done."), Text("I am at "), Text("the top.")]
-        return [Reasoning("On."), CallBegin("step"), CallArguments(f'{{"number": {taken + 1}}}'), CallEnd()]
+        return http_response(converted.shape, raw)
 
 
 @pytest.fixture
@@ -82,8 +66,7 @@ def climber() -> Climber:
 
 @pytest.fixture
 def client(climber: Climber) -> openai.OpenAI:
-    http = httpx.Client(transport=httpx.MockTransport(climber))
-    return openai.OpenAI(api_key="none", base_url="http://shoal/v1", max_retries=0, http_client=http)
+    return client_of(climber)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

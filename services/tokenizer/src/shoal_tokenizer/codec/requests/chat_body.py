@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from shoal_tokenizer.codec.requests.chat_messages import MAX_MESSAGES, Message
 from shoal_tokenizer.codec.requests.chat_tools import Choice, Tool
 from shoal_tokenizer.codec.requests.openai_sampling import Count, Object, SamplingRequest
-from shoal_tokenizer.codec.requests.request_errors import decoding_error
+from shoal_tokenizer.codec.requests.request_errors import body_reader
 
 EffortWord = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
@@ -88,12 +87,4 @@ class Request(SamplingRequest, kw_only=True):
     structured_outputs: Any = None
 
 
-_decode = msgspec.json.Decoder(Request).decode
-
-
-def read_request(body: bytes) -> Request:
-    """Raises BadRequest."""
-    try:
-        return _decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise decoding_error(error, structure=Request) from None
+read_request = body_reader(Request)

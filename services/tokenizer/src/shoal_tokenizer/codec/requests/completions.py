@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from shoal_tokenizer.codec.api import AnswerShape, Api, Converted, RequestNames
@@ -27,7 +26,7 @@ from shoal_tokenizer.codec.requests.openai_sampling import (
     stop_strings,
     wants_usage_event,
 )
-from shoal_tokenizer.codec.requests.request_errors import decoding_error
+from shoal_tokenizer.codec.requests.request_errors import body_reader
 from shoal_tokenizer.codec.requests.served_model import ServedModel
 
 _DEFAULT_MAX_TOKENS = 16  # the API's own
@@ -56,7 +55,7 @@ FIELDS: FieldTable = {
     "prompt: token ids": refused("Send the text."),
 }
 
-_decode = msgspec.json.Decoder(Request).decode
+_read_request = body_reader(Request)
 
 
 class CompletionsConverter:
@@ -66,10 +65,7 @@ class CompletionsConverter:
         self._served = served
 
     def convert(self, body: bytes, names: RequestNames) -> Converted:
-        try:
-            request = _decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise decoding_error(error, structure=Request) from None
+        request = _read_request(body)
         self._served.check_name(request.model)
         _refuse(request)
         sampling = choose_tokens(

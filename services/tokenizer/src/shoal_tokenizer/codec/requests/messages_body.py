@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal_tokenizer.codec.requests.openai_sampling import Object
-from shoal_tokenizer.codec.requests.request_errors import decoding_error
+from shoal_tokenizer.codec.requests.request_errors import body_reader
 from shoal_tokenizer.codec.requests.served_model import MAX_TOKENS
 
 MAX_MESSAGES = 20_000  # rendering takes half a second for so many
@@ -212,12 +212,4 @@ class Request(Object, kw_only=True):
     mcp_servers: Any = None
 
 
-_decode = msgspec.json.Decoder(Request).decode
-
-
-def read_request(body: bytes) -> Request:
-    """Raises BadRequest."""
-    try:
-        return _decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise decoding_error(error, structure=Request) from None
+read_request = body_reader(Request)

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from shoal_contracts.errors import BadRequest
 from shoal_contracts.v1.common_pb2 import INVALID_REQUEST
 from shoal_tokenizer.codec.requests.allowed_values import allowed_values
+
+Request = TypeVar("Request")
 
 _SHOWN_CHARS = 64
 _PLACE = re.compile(r"(?s)(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?")
@@ -21,6 +25,19 @@ _TYPE_NAMES = {
     "null": "null",
 }
 _COUNTED = {"array": "the number of entries", "object": "the number of entries", "str": "the length"}
+
+
+def body_reader(structure: type[Request]) -> Callable[[bytes], Request]:
+    """Reads bodies of this structure. Raises BadRequest."""
+    decode = msgspec.json.Decoder(structure).decode
+
+    def read(body: bytes) -> Request:
+        try:
+            return decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise decoding_error(error, structure=structure) from None
+
+    return read
 
 
 def decoding_error(error: Exception, roles: Sequence[str] = (), structure: Any = None) -> BadRequest:

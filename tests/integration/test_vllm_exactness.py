@@ -101,6 +101,17 @@ async def test_handoff_through_the_store_answers_as_one_engine(trio: Trio, promp
     assert again.first_token == truth.token_ids[0]
 
 
+@pytest.mark.parametrize("penalties", [{"frequency_penalty": 0.5}, {"presence_penalty": 2.0}])
+async def test_resumed_answer_is_penalised_for_what_was_said_before(trio: Trio, penalties: dict[str, float]) -> None:
+    plain = a_request("r", 200, seed=5)
+    request = replace(plain, sampling=replace(plain.sampling, **penalties))
+    truth = await answer_of(trio.alone, request)
+    assert truth.token_ids != (await answer_of(trio.alone, plain)).token_ids
+    for sent in (1, 9, 25):
+        resumed = await answer_of(trio.decode, replace(request, resumed_token_ids=truth.token_ids[:sent]))
+        assert resumed.token_ids == truth.token_ids[sent:]
+
+
 async def test_next_turn_hits_the_answer_of_the_last(trio: Trio) -> None:
     first = a_request("r", 1000, seed=1)
     answer = await answer_of(trio.decode, replace(first, sampling=replace(first.sampling, max_tokens=300)))

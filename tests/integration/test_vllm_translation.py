@@ -74,6 +74,9 @@ def test_model_defaults_hold_until_the_request_says_otherwise() -> None:
     assert (params.temperature, params.seed, params.max_tokens) == (0.0, 4, 8)
     assert params.logit_bias == {7: 1.5}
     assert translation.to_sampling_params(Sampling(), 8, FACTS).temperature == 0.6
+    asked = Sampling(seed=4, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={7: 1.5, 9: 1.0})
+    resumed = translation.to_sampling_params(asked, 8, FACTS, [7, 8, 7])
+    assert resumed.logit_bias == {7: 0.5, 8: -0.75, 9: 1.0} and resumed.seed == 7
     assert translation.to_sampling_params(Sampling(top_k=3), 8, FACTS).top_k == 3
 
 

@@ -239,7 +239,9 @@ class VllmEngine:
 
         await _check_grammar(request.sampling.constraint)
         try:
-            params = translation.to_sampling_params(request.sampling, max_tokens, launched.model)
+            params = translation.to_sampling_params(
+                request.sampling, max_tokens, launched.model, request.resumed_token_ids
+            )
             return await launched.llm.add_request(request.request_id, translation.to_prompt(request), params)
         except (VLLMClientError, ValueError) as exc:
             raise RequestRefused(str(exc)) from exc

@@ -4,6 +4,7 @@ vLLM checks token ids only where it has a tokenizer, which this engine does not 
 would kill the engine for everyone. So everything about one request that could do harm is refused here.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,9 @@ def remaining_tokens(request: EngineRequest, facts: ModelFacts) -> int:
     return max(0, min(room, request.sampling.max_tokens - len(request.resumed_token_ids)))
 
 
-def to_sampling_params(sampling: Sampling, max_tokens: int, facts: ModelFacts) -> SamplingParams:
+def to_sampling_params(
+    sampling: Sampling, max_tokens: int, facts: ModelFacts, resumed_token_ids: Sequence[int] = ()
+) -> SamplingParams:
     """Raises a VLLMClientError or ValueError for values that vLLM does not take."""
     chosen: dict[str, Any] = dict(facts.sampling_defaults)
     for name in (
@@ -88,6 +91,9 @@ def to_sampling_params(sampling: Sampling, max_tokens: int, facts: ModelFacts) -
     ):
         if (value := getattr(sampling, name)) is not None:
             chosen[name] = value
+    if resumed_token_ids and "seed" in chosen:
+        # The same one would draw what it drew for the first tokens again.
+        chosen["seed"] = (chosen["seed"] + len(resumed_token_ids)) % 2**63
     # The end of the answer is made of stop tokens alone, so that the one that ended it is always told.
     constraint = sampling.constraint
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(facts.eos_token_ids))
@@ -97,11 +103,24 @@ def to_sampling_params(sampling: Sampling, max_tokens: int, facts: ModelFacts) -
         stop_token_ids=sorted(stops),
         ignore_eos=True,
         logprobs=sampling.logprobs,
-        logit_bias=dict(sampling.logit_bias) or None,
+        logit_bias=_logit_bias(sampling, resumed_token_ids) or None,
         structured_outputs=None if constraint is None else StructuredOutputsParams(structural_tag=constraint),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def _logit_bias(sampling: Sampling, resumed_token_ids: Sequence[int]) -> dict[int, float]:
+    """What was asked for, and the penalties of resumed tokens: to vLLM they are prompt, of which it penalises none.
+
+    Both are sums over the answer, so the part of the tokens so far is a constant. docs/decisions/0034
+    """
+    bias = dict(sampling.logit_bias)
+    presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
+    if presence or frequency:
+        for token_id, count in Counter(resumed_token_ids).items():
+            bias[token_id] = bias.get(token_id, 0.0) - presence - frequency * count
+    return bias
 
 
 def to_step(output: RequestOutput, *, is_first: bool, alternatives: int | None) -> Step:

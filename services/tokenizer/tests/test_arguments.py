@@ -58,6 +58,12 @@ def test_anything_becomes_an_object_the_same_however_it_is_cut(
         ('{"a":', {"a": None}),
         ("[1]", {"": "[1]"}),
         ('{"a": 1} and more', {"a": 1}),
+        ('{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+        ('{"a": "\\ud800", "b": 1}', {"a": "\ufffd", "b": 1}),
+        ('{"a": "\\udc00\\ud83d\\n"}', {"a": "\ufffd\ufffd\n"}),
+        ('{"a": "\\ud83d\\u0041"}', {"a": "\ufffdA"}),
+        ('{"a": 1e999, "b": -1.5e300}', {"a": "1e999", "b": -1.5e300}),
+        ('{"a": x, ' + " " * 2000 + "y }", {"a": "x, " + " " * 2000 + "y"}),
     ],
 )
 def test_mistakes_stay_visible(text: str, meant: object) -> None:

@@ -210,10 +210,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"messages": [assistant(tool_calls=[{**CALL, "type": "zap"}])]}, "messages[0].tool_calls[0].type"),
     ({"messages": [assistant(tool_calls=[{"id": "c1"}])]}, "messages[0].tool_calls[0].function"),
     ({"messages": [assistant(tool_calls=[{"id": "c1", "type": "custom"}])]}, "messages[0].tool_calls[0].custom"),
-    (
-        {"messages": [assistant(tool_calls=[{**CALL, "function": {"name": "f", "arguments": "[1]"}}])]},
-        "messages[0].tool_calls[0].function.arguments",
-    ),
     ({"messages": [assistant(tool_calls=[{**CALL, "id": ""}])]}, "messages[0].tool_calls[0].id"),
     ({"messages": [assistant("x", prefix=True), USER]}, "messages[0].prefix"),
     ({"messages": [USER, assistant("x", tool_calls=[CALL], prefix=True)]}, "messages[1].prefix"),

@@ -437,3 +437,23 @@ def test_bytes_that_never_form_a_character_are_not_withheld() -> None:
     assert model.vocabulary.spelled[lone] >= b"\x80"
     shown = sum(len(parser.push([lone], ()).text) for _ in range(100))
     assert shown >= 98
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_coder", "llama3"])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_call_that_the_model_ended_inside_of_its_arguments_is_an_object(name: str, share: float) -> None:
+    model = MODELS[name]
+    answer = {"qwen3": HERMES, "qwen3_coder": CODER, "llama3": LLAMA}[name]
+    ids = model.ids(answer)
+    parser = model.parser()
+    parts = [*parser.push(ids[: int(share * len(ids))], ()).parts, *parser.close(is_cut=False).parts]
+    check_calls(parts)
+    assert sum(isinstance(part, CallBegin) - isinstance(part, CallEnd) for part in parts) == 0
+
+
+def test_value_that_speaks_of_its_own_end_for_long_is_read_in_one_pass() -> None:
+    model = MODELS["qwen3_coder"]
+    said = "</parameter>x" * 3000
+    answer = f"<tool_call>\n<function=look>\n<parameter=n>\n{said}\n</parameter>\n</function>\n</tool_call>"
+    parts = parse(model.parser(), model.ids(answer))
+    assert json.loads("".join(p.text for p in parts if isinstance(p, CallArguments))) == {"n": said}

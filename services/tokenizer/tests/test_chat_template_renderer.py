@@ -13,6 +13,7 @@ from shoal_contracts.v1 import common_pb2 as pb
 from shoal_testkit.chat_models import CHAT_MODELS
 from shoal_tokenizer.codec.api import AnswerStart, Codec, Rendered
 from shoal_tokenizer.codec.conversation import (
+    FORMAT_NOTE,
     AnswerFormat,
     Conversation,
     Effort,
@@ -198,3 +199,12 @@ def test_100_000_messages_take_seconds(codecs: dict[str, Codec], name: str) -> N
     rendered = codecs[name].renderer.render(Conversation([*messages, USER]), 0)
     assert len(codecs[name].encoder.encode(rendered.segments)) > 100_000
     assert time.process_time() - begin_s < 20
+
+
+def test_format_of_a_begun_answer_is_noted_and_not_enforced(codecs: dict[str, Codec]) -> None:
+    renderer = codecs["qwen3"].renderer
+    begun = [USER, {"role": "assistant", "content": '{"a": '}]
+    rendered = renderer.render(Conversation(begun, answer_format=AnswerFormat(), is_continued=True), 0)
+    assert rendered.constraint is None and FORMAT_NOTE in rendered.notes
+    fresh = renderer.render(Conversation([USER], answer_format=AnswerFormat()), 0)
+    assert fresh.constraint is not None and FORMAT_NOTE not in fresh.notes

@@ -104,3 +104,19 @@ def test_sampling_that_the_models_mode_dictates_is_told_where_it_differs() -> No
     )
     assert dictate(Sampling(temperature=1.0), rendered)[1] == ()
     assert dictate(Sampling(), rendered)[0].top_p is None
+
+
+async def test_schemas_of_every_depth_are_taken_or_refused(encoder: RequestEncoder) -> None:
+    outcomes = set()
+    for depth in (1, *range(940, 1000, 4), *range(980, 996), 5000):
+        schema = '{"properties":{"a":' * depth + "{}" + "}}" * depth
+        asked = body("fox", response_format={"type": "json_schema", "json_schema": {"name": "deep", "schema": 0}})
+        try:
+            await encoder.encode(
+                Api.CHAT_COMPLETIONS, asked.replace(b'"schema": 0', f'"schema": {schema}'.encode()), NAMES
+            )
+            outcomes.add("taken")
+        except BadRequest as error:
+            assert "deep" in error.message
+            outcomes.add("refused")
+    assert outcomes == {"taken", "refused"}

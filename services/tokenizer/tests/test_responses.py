@@ -117,7 +117,6 @@ def test_a_call_that_was_cut_off_and_has_no_output_is_left_out_and_told() -> Non
         ([USER, output("1")], "input[1]"),
         ([USER, call("1"), USER], "input[2]"),
         ([USER, call("1"), call("1"), output("1")], "input[1]"),
-        ([USER, call("1", arguments="[1]"), output("1")], "input[1].arguments"),
         ([USER, call("1", caller={"type": "program", "caller_id": "p"}), output("1")], "input[1].caller"),
         ([USER, {"role": "robot", "content": "x"}], "input[1].role"),
         ([USER, {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[1].content[0]"),

@@ -252,6 +252,13 @@ def test_the_final_object_is_kept_when_it_is_stored(stream: bool, store: bool) -
     assert json.loads(writer.kept_body) == final
 
 
+def test_an_answer_that_is_cancelled_before_its_first_token_begins_and_ends() -> None:
+    writer = write_response(shape_of(background=True))
+    raw = writer.cancel()
+    assert types(raw)[0] == "created" and types(raw)[-1] == "incomplete"
+    assert checked(raw)["status"] == "cancelled"
+
+
 def test_a_cancelled_background_answer_is_kept_and_its_stream_ends() -> None:
     writer = write_response(shape_of(background=True))
     raw = writer.open(1, 0) + writer.delta(Delta([Text("half")])) + writer.cancel()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from shoal_contracts.errors import BadRequest
-from shoal_contracts.v1.common_pb2 import UNSUPPORTED
+from shoal_contracts.v1.common_pb2 import INVALID_REQUEST, UNSUPPORTED
 from shoal_tokenizer.codec.api import (
     AnswerShape,
     Api,
@@ -53,7 +53,14 @@ class RequestEncoder:
 
     async def encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded | NeedsHistory:
         """Raises BadRequest, and Refused when all threads and places are taken."""
-        return await self._pool.run(lambda: self._encode(api, body, names))
+        return await self._pool.run(lambda: self._encode_within_depth(api, body, names))
+
+    def _encode_within_depth(self, api: Api, body: bytes, names: RequestNames) -> Encoded | NeedsHistory:
+        """Schemas and arguments are walked by many; whichever of them meets the bottom first."""
+        try:
+            return self._encode(api, body, names)
+        except RecursionError:
+            raise BadRequest(INVALID_REQUEST, "The body is nested too deeply.") from None
 
     def _encode(self, api: Api, body: bytes, names: RequestNames) -> Encoded | NeedsHistory:
         codec = self._codec

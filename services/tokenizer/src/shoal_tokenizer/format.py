@@ -127,10 +127,10 @@ class Answer:
     def finish(self, ending: Ending) -> tuple[bytes, Finish]:
         """The last events and what the answer ended with. A stop string had the last word already."""
         finish = Finish.STOP if self._parser.stop_string is not None else ending.finish
-        if finish is Finish.CANCEL:
-            return self._writer.cancel(), finish
-        rest = self._parser.close()
+        rest = self._parser.close(is_cut=finish is not Finish.STOP)
         events = self._writer.delta(rest) if rest.parts or rest.tokens else b""
+        if finish is Finish.CANCEL:
+            return events + self._writer.cancel(), finish
         if finish is Finish.FAILURE:
             failure = ending.failure or ShownFailure("bug", "the answer ended without a reason", is_callers=False)
             return events + self._writer.fail(failure, ending.receipt_json), finish

@@ -302,8 +302,11 @@ class OutputParser(Protocol):
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Delta: ...
 
-    def close(self) -> Delta:
-        """The rest that was withheld in the hope of more."""
+    def close(self, *, is_cut: bool = True) -> Delta:
+        """The rest that was withheld in the hope of more.
+
+        A call that is open stays so where the answer was cut, and is ended, as an object, where the model ended it.
+        """
 
 
 class EventWriter(Protocol):

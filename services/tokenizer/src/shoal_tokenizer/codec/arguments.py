@@ -8,17 +8,22 @@ only white space and a brace at its end are withheld: they may be what closes th
 
 import enum
 import json
+import math
 import re
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SECOND_BEGIN = re.compile(r"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?")
 _ESCAPE_BEGIN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR = re.compile(r"[-+.0-9a-zA-Z]+")
 _NUMBER_OR_WORD = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _MAX_DEPTH = 128  # deeper than that parsers of clients give up
 _MAX_HELD_CHARS = 1024  # longer blanks, and longer numbers and words, are no end and no value
-_CLOSING = re.compile(r"[ \t\n\r]*\}?[ \t\n\r]*\Z")
+_BLANK = " \t\n\r"
+_SURROGATE_CHARS = 6  # \\ud83d
 
 
 class _Due(enum.Enum):
@@ -83,8 +88,8 @@ class ArgumentsGuard:
         return shown + closers
 
     def _push_rest(self, text: str) -> str:
-        closing = _CLOSING.search(text)
-        end = closing.start() if closing and len(text) - closing.start() <= _MAX_HELD_CHARS else len(text)
+        closing = len(text.rstrip(_BLANK).removesuffix("}").rstrip(_BLANK))
+        end = closing if len(text) - closing <= _MAX_HELD_CHARS else len(text)
         self._held = text[end:]
         return self._show_rest(text[:end])
 
@@ -115,11 +120,23 @@ class ArgumentsGuard:
         if text[at] != "\\":
             return at + 1, json.dumps(text[at])[1:-1]  # a bare control character
         if escape := _ESCAPE.match(text, at):
-            return escape.end(), escape.group()
+            return self._escape(text, escape)
         begin = _ESCAPE_BEGIN.match(text, at)
         if begin and begin.end() == len(text):
             return None
         return at + 1, "\\\\"  # it meant the character itself
+
+    @staticmethod
+    def _escape(text: str, escape: re.Match[str]) -> tuple[int, str] | None:
+        """Half a character is none: parsers refuse it, so it is shown as one that is missing."""
+        if not _HALF.fullmatch(escape.group()):
+            return escape.end(), escape.group()
+        other = text[escape.end() : escape.end() + _SURROGATE_CHARS]
+        if _PAIR.fullmatch(escape.group() + other):
+            return escape.end() + _SURROGATE_CHARS, escape.group() + other
+        if len(other) < _SURROGATE_CHARS and _SECOND_BEGIN.fullmatch(other) and escape.group()[3] in "89abAB":
+            return None  # the other half may come
+        return escape.end(), "\\ufffd"
 
     def _between(self, text: str, at: int) -> tuple[int, str] | None:
         if (space := _SPACE.match(text, at)) and space.end() > at:
@@ -141,7 +158,7 @@ class ArgumentsGuard:
             self.is_mending = True
             return None
         self._due = _Due.COMMA
-        return scalar.end(), scalar.group()
+        return scalar.end(), _shown_scalar(scalar.group())
 
     def _mark(self, mark: str) -> bool:
         """Go on after one of JSON's own characters; False where it may not stand."""
@@ -179,7 +196,7 @@ class ArgumentsGuard:
             return shown + (": null" if self._is_key else "")
         if held:
             is_good = _NUMBER_OR_WORD.fullmatch(held) is not None
-            return held if is_good else json.dumps(held)
+            return _shown_scalar(held) if is_good else json.dumps(held)
         if self._due is _Due.OBJECT:
             return "{}"
         return self._filling()
@@ -195,3 +212,9 @@ class ArgumentsGuard:
         if self._is_rest_begun:
             return shown + '"'
         return '""' if self._due in (_Due.VALUE, _Due.FIRST_VALUE) else self._filling()
+
+
+def _shown_scalar(text: str) -> str:
+    """A number beyond every range is told as it was written: parsers refuse it, or make an infinity of it."""
+    is_beyond = text[-1].isdigit() and not text.lstrip("-").isdigit() and math.isinf(float(text))
+    return json.dumps(text) if is_beyond else text

@@ -12,7 +12,7 @@ answers a call of the assistant message before it; converters check that and sor
 """
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -78,3 +78,13 @@ class RawText:
     """A prompt without a conversation: text that the model goes on with."""
 
     text: str
+
+
+FORMAT_NOTE = "the format of the answer is not enforced where the answer goes on with a given text"
+
+
+def without_format_of_begun(conversation: Conversation) -> tuple[Conversation, tuple[str, ...]]:
+    """Of a text that was begun it is not known what of the format is still to come: it is left out, and noted."""
+    if conversation.answer_format is None or not conversation.is_continued or not conversation.messages[-1]["content"]:
+        return conversation, ()
+    return replace(conversation, answer_format=None), (FORMAT_NOTE,)

@@ -57,7 +57,7 @@ class TextParser:
         self._shown_chars += len(text)
         return _delta(text, [token for _start, token in self._pending.take(self._shown_chars)])
 
-    def close(self) -> Delta:
+    def close(self, *, is_cut: bool = True) -> Delta:
         if self.stop_string is not None:
             return Delta()
         text = self._stops.rest() if self._stops is not None else ""

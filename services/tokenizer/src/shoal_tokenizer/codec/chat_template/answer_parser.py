@@ -66,11 +66,12 @@ class AnswerParser:
             self.stop_string = self._out.stop_string
         return self._out.take()
 
-    def close(self) -> Delta:
+    def close(self, *, is_cut: bool = True) -> Delta:
         if self.stop_string is not None:
             return Delta()
         while self._reader is not None:
-            if not self._take(self._reader.close(), -1):
+            reader = self._reader
+            if not self._take(reader.close() if is_cut or not reader.is_begun else reader.end(), -1):
                 return self._out.take()  # cut within a call
             self._decide()
         if self._step == self._in_reasoning:

@@ -250,7 +250,10 @@ def _parse(text: str) -> tuple[str, str] | None:
         if isinstance(arguments, str):
             arguments = parse_json(arguments)
         arguments = {} if arguments is None else arguments
-        return (call["name"], json.dumps(arguments, allow_nan=False)) if isinstance(arguments, dict) else None
+        if not isinstance(arguments, dict):
+            return None
+        guard = ArgumentsGuard()  # of what Python reads other parsers refuse half characters
+        return call["name"], guard.push(json.dumps(arguments, allow_nan=False)) + guard.close()
     except (ValueError, RecursionError):
         return None
 

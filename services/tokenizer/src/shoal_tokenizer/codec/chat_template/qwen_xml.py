@@ -16,9 +16,11 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from shoal_tokenizer.codec.api import AnswerShape, CallArguments, CallBegin, CallEnd, Part, Text
 from shoal_tokenizer.codec.chat_template.calls import MAX_HELD_CHARS, MAX_NAME_CHARS, CallFormat, read_tail
-from shoal_tokenizer.codec.chat_template.json_call import is_name, parse_json
+from shoal_tokenizer.codec.chat_template.json_call import is_name
 from shoal_tokenizer.codec.chat_template.markers import Markers
 from shoal_tokenizer.codec.chat_template.probes import CALL_NAME, CALL_VALUE
 from shoal_tokenizer.codec.text_parser import longest_end
@@ -29,6 +31,7 @@ _CALL = re.compile(
 )
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _PARAMETER_END, _FUNCTION_END = "</parameter>", "</function>"
+_SPACE = re.compile(r"\s*")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -66,6 +69,7 @@ class XmlCallReader:
         self._is_first = True
         self._is_value_text = False
         self._is_value_begun = False
+        self._searched = 0  # of the held text: no end of the value begins before
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -162,6 +166,7 @@ class XmlCallReader:
             if not self._held:
                 return False
             self._is_value_begun = True
+            self._searched = 0
             self._held = self._held.removeprefix("\n")
             if self._is_value_text:
                 parts.append(CallArguments(self._begin_member(self._key) + '"'))
@@ -186,15 +191,18 @@ class XmlCallReader:
         """
         held = self._held
         following = [text for text in (_PARAMETER, _FUNCTION_END, self._end_text) if text]
-        place = held.find(_PARAMETER_END)
-        while place >= 0:
-            left = held[place + len(_PARAMETER_END) :].lstrip()
-            if any(left.startswith(text) for text in following):
-                return place, left
-            is_undecided = len(held) - place <= MAX_NAME_CHARS and any(text.startswith(left) for text in following)
-            if is_undecided:
-                return place - (held[:place][-1:] == "\n"), None
-            place = held.find(_PARAMETER_END, place + 1)
+        while (place := held.find(_PARAMETER_END, self._searched)) >= 0:
+            self._searched = place
+            space = _SPACE.match(held, place + len(_PARAMETER_END))
+            assert space is not None
+            after = space.end()
+            if any(held.startswith(text, after) for text in following):
+                return place, held[after:]
+            is_short = len(held) - place <= MAX_NAME_CHARS
+            if is_short and any(text.startswith(held[after:]) for text in following):
+                return place - (held[place - 1 : place] == "\n"), None
+            self._searched = place + 1
+        self._searched = max(self._searched, len(held) - len(_PARAMETER_END) + 1)
         keep = max(longest_end(held, "\n" + _PARAMETER_END), longest_end(held, _PARAMETER_END))
         return len(held) - keep, None
 
@@ -202,6 +210,7 @@ class XmlCallReader:
         if stop > 0:
             parts.append(CallArguments(_escaped(self._held[:stop])))
             self._held = self._held[stop:]
+            self._searched = max(0, self._searched - stop)
 
     def _end_value(self, parts: list[Part], value: str) -> None:
         if self._is_value_text and self._is_value_begun:
@@ -224,6 +233,9 @@ class XmlCallReader:
         return False
 
 
+_read_json = msgspec.json.Decoder().decode  # strict, as the readers of clients
+
+
 def _without_endings(value: str) -> str:
     """A value that the closing token ended, without what belongs to the tags."""
     left = value.rstrip()
@@ -242,7 +254,7 @@ def _to_json(value: str) -> str:
     """A value whose type is open."""
     value = _PYTHON_WORDS.get(value.strip(), value)
     try:
-        parse_json(value)
-    except (ValueError, RecursionError):
+        _read_json(value)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return json.dumps(value, ensure_ascii=False)
     return value.strip()

@@ -21,7 +21,7 @@ from shoal_tokenizer.codec.chat_template.constraint import wants_calls_bound, wr
 from shoal_tokenizer.codec.chat_template.markers import Markers
 from shoal_tokenizer.codec.chat_template.prompt_text import ChatTemplateEnvironment, PromptText, TemplateRefusal
 from shoal_tokenizer.codec.chat_template.tool_texts import text_parameters
-from shoal_tokenizer.codec.conversation import Conversation, ToolMode
+from shoal_tokenizer.codec.conversation import Conversation, ToolMode, without_format_of_begun
 
 # What templates raise on shapes that they were not written for, beside Jinja's own errors.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -49,6 +49,7 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, now_s: int) -> Rendered:
         self._refuse_what_is_not_shown(conversation)
+        conversation, format_notes = without_format_of_begun(conversation)
         formats = self.abilities.formats
         thinks = formats.reasoning is not None
         variables, notes = self.abilities.thinking.choose(conversation.thinking, thinks)
@@ -62,6 +63,7 @@ class ChatTemplate:
         needs_tools = formats.calls is not None and formats.calls.needs_tools
         if formats.calls is None and wants_calls_bound(conversation):
             notes += ("tools: how this model writes calls is not known, so they come as text, without any constraint",)
+        notes += format_notes
         return Rendered(
             self._markers.cut(prompt),
             start=start,

@@ -147,14 +147,14 @@ class DeepseekParser:
                 break
         return self._out.take()
 
-    def close(self) -> Delta:
+    def close(self, *, is_cut: bool = True) -> Delta:
         if self._is_over:
             return Delta()
         self._is_over = True
         self._read(self._processor.push(recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)))
         if self.stop_string is not None:
             return Delta()
-        if self._call is not None and self._call.looks_closed:
+        if self._call is not None and (self._call.looks_closed or not is_cut):
             self._end_call()
         self._out.end_text()
         return self._out.take()

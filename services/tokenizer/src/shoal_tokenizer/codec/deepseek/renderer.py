@@ -7,18 +7,16 @@ docs/decisions/0031-one-conversation-between-apis-and-families.md
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import deepseek_recipe as recipe
 
 from shoal_tokenizer.codec.api import AnswerStart, Rendered, Segment
-from shoal_tokenizer.codec.conversation import Conversation, Thinking, ToolMode
+from shoal_tokenizer.codec.conversation import Conversation, Thinking, ToolMode, without_format_of_begun
 from shoal_tokenizer.codec.deepseek.constraint import write_constraint
 from shoal_tokenizer.codec.deepseek.dialects import BEGIN_OF_TEXT, EFFORTS, THINK, ControlTokens, Dialect
 from shoal_tokenizer.codec.deepseek.prompts import write_conversation
 
 _GROUNDING = frozenset(f"<｜{slash}{name}｜>" for name in ("ref", "box", "point", "polygon") for slash in ("", "/"))
-_FORMAT_NOTE = "the format of the answer is not enforced where the answer goes on with a given text"
 
 
 class DeepseekRenderer:
@@ -38,21 +36,14 @@ class DeepseekRenderer:
         prompt = dialect.encoding.render_conversation(self.write(conversation))
         start = AnswerStart.CALLS if _opens_calls(conversation) else _start(prompt)
         notes = _effort_notes(conversation.thinking, thinks=thinks)
-        if (
-            conversation.answer_format is not None
-            and conversation.is_continued
-            and conversation.messages[-1]["content"]
-        ):
-            # Of a text that was begun it is not known what of the format is still to come.
-            conversation = replace(conversation, answer_format=None)
-            notes += (_FORMAT_NOTE,)
+        conversation, format_notes = without_format_of_begun(conversation)
         return Rendered(
             list(_segments(prompt)),
             start=start,
             constraint=write_constraint(conversation, dialect, self._tokens, start),
             fixed=dialect.fixed_sampling(thinks=thinks, has_tools=bool(conversation.tools)),
             least=dialect.least_sampling(thinks=thinks),
-            notes=notes,
+            notes=notes + format_notes,
         )
 
     def render_raw(self, text: str) -> list[Segment]:

@@ -78,8 +78,9 @@ class ResponsesWriter:
 
     def cancel(self) -> bytes:
         """The API has no event for it: the stream of a background answer ends as incomplete, its status says why."""
-        body = self._end("cancelled", None)
-        return body if self._echo.is_background and self._shape.is_stream else b""
+        said = b"" if self._is_opened else self.open(0, 0)
+        said += self._end("cancelled", None)
+        return said if self._echo.is_background and self._shape.is_stream else b""
 
     def fail(self, failure: ShownFailure, receipt_json: bytes | None) -> bytes:
         said = b"" if self._is_opened else self.open(0, 0)

@@ -24,6 +24,8 @@ from shoal_tokenizer.codec.requests.served_model import ServedModel
 
 __all__ = ["FIELDS", "ChatCompletionsConverter", "Request"]
 
+_REGEX = "response_format.regex"
+_FLAGS = re.compile(r"\(\?[aiLmsux-]")  # with (?i) Python compiles wide sets for seconds
 _EFFORTS = {effort.value: effort for effort in Effort} | {"ultra": Effort.MAX}  # DeepSeek's word for it
 
 
@@ -141,10 +143,12 @@ def _answer_format(request: Request) -> AnswerFormat | None:
 
 
 def _check_regex(regex: str) -> None:
+    if _FLAGS.search(regex):
+        raise unsupported("Flags are not supported in a regular expression: write out what they mean.", _REGEX)
     try:
         re.compile(regex)
     except (re.error, RecursionError, OverflowError):
-        raise invalid("'regex' is no regular expression.", "response_format.regex") from None
+        raise invalid("'regex' is no regular expression.", _REGEX) from None
 
 
 def _notes(request: Request) -> list[str]:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from shoal_tokenizer.codec.requests.fields import invalid, unsupported
 from shoal_tokenizer.codec.requests.openai_sampling import Object
-from shoal_tokenizer.codec.requests.tool_turns import pair_results, read_arguments
+from shoal_tokenizer.codec.requests.tool_turns import MENDED_NOTE, pair_results, read_arguments
 
 MAX_MESSAGES = 20_000  # rendering takes half a second for so many
 _BETWEEN_TEXTS = "\n\n"
@@ -125,8 +125,9 @@ class Turns:
 
     def __init__(self, messages: Sequence[Message], continues: bool | None) -> None:
         self.is_continued = _is_continued(messages, continues)
-        self.notes = (_NAME_NOTE,) if any(getattr(message, "name", None) for message in messages) else ()
-        read = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        notes = {_NAME_NOTE: None} if any(getattr(message, "name", None) for message in messages) else {}
+        read = [_message(message, f"messages[{index}]", notes) for index, message in enumerate(messages)]
+        self.notes = tuple(notes)
         self.messages = pair_results(read, lambda index: f"messages[{index}]")
 
 
@@ -147,18 +148,18 @@ def _is_continued(messages: Sequence[Message], continues: bool | None) -> bool:
     return True
 
 
-def _message(message: Message, where: str) -> dict[str, Any]:
+def _message(message: Message, where: str, notes: dict[str, None]) -> dict[str, Any]:
     if isinstance(message, FunctionResult):
         raise unsupported("Results of 'functions' are not taken: use 'tools', and the role 'tool'.", f"{where}.role")
     if isinstance(message, Assistant):
-        return _assistant(message, where)
+        return _assistant(message, where, notes)
     content = _text(message.content, f"{where}.content")
     if isinstance(message, ToolResult):
         return {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
     return {"role": "user" if isinstance(message, User) else "system", "content": content}
 
 
-def _assistant(message: Assistant, where: str) -> dict[str, Any]:
+def _assistant(message: Assistant, where: str, notes: dict[str, None]) -> dict[str, Any]:
     if message.audio is not None:
         raise unsupported("This model takes text only, not the audio of an earlier answer.", f"{where}.audio")
     if message.function_call is not None:
@@ -174,18 +175,21 @@ def _assistant(message: Assistant, where: str) -> dict[str, Any]:
     if reasoning:
         shown["reasoning_content"] = reasoning
     if message.tool_calls:
-        shown["tool_calls"] = [_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
+        calls = enumerate(message.tool_calls)
+        shown["tool_calls"] = [_call(call, f"{where}.tool_calls[{n}]", notes) for n, call in calls]
     return shown
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
+def _call(call: ToolCall, where: str, notes: dict[str, None]) -> dict[str, Any]:
     called = call.function if call.type == "function" else call.custom
     if called is None:
         raise invalid(f"Missing required parameter: '{where}.{call.type}'.", f"{where}.{call.type}")
     if isinstance(called, CalledCustom):
         arguments: dict[str, Any] = {"input": called.input}
     else:
-        arguments = read_arguments(called.arguments, f"{where}.function.arguments")
+        arguments, is_mended = read_arguments(called.arguments)
+        if is_mended:
+            notes[MENDED_NOTE] = None
     return {"id": call.id, "type": "function", "function": {"name": called.name, "arguments": arguments}}
 
 

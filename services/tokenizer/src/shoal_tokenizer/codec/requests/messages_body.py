@@ -42,6 +42,7 @@ class ToolUse(Object, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
     cache_control: Any = None
     caller: Any = None
+    toolset_name: str | None = None
 
 
 class Image(RefusedBlock, tag="image"):

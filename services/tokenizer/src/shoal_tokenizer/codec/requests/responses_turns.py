@@ -25,7 +25,7 @@ from shoal_tokenizer.codec.requests.responses_items import (
     ReasoningPassedBack,
     Refusal,
 )
-from shoal_tokenizer.codec.requests.tool_turns import pair_results, read_arguments
+from shoal_tokenizer.codec.requests.tool_turns import MENDED_NOTE, pair_results, read_arguments
 
 _BETWEEN_TEXTS = "\n\n"
 _BETWEEN_THOUGHTS = "\n"
@@ -126,7 +126,9 @@ class Turns:
         if isinstance(item, CustomCall):
             arguments: dict[str, Any] = {"input": item.input}
         else:
-            arguments = read_arguments(item.arguments, f"{place}.arguments")
+            arguments, is_mended = read_arguments(item.arguments)
+            if is_mended:
+                self.notes[MENDED_NOTE] = None
         function = {"name": flat_name(item.namespace, item.name), "arguments": arguments}
         self._answer(place).calls.append({"id": item.call_id, "type": "function", "function": function})
 

@@ -9,22 +9,36 @@ from typing import Any
 
 import msgspec
 
+from shoal_tokenizer.codec.arguments import ArgumentsGuard
 from shoal_tokenizer.codec.requests.fields import invalid
 
 _decode = msgspec.json.Decoder().decode
 
 
-def read_arguments(text: str, param: str) -> dict[str, Any]:
-    """The arguments of a call in the history; BadRequest unless they are a JSON object. No text at all is ``{}``."""
+MENDED_NOTE = "arguments of an earlier tool call were no JSON object; what the model wrote is shown in a string of one"
+
+
+def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
+    """The arguments of a call in the history, and whether they had to be made a JSON object. No text at all is ``{}``.
+
+    An answer that was cut inside of a call leaves such; agents keep it in their history.
+    """
     if not text.strip():
-        return {}
+        return {}, False
+    arguments = _object(text)
+    if arguments is not None:
+        return arguments, False
+    guard = ArgumentsGuard()
+    arguments = _object(guard.push(text) + guard.close())
+    return {"": text} if arguments is None else arguments, True
+
+
+def _object(text: str) -> dict[str, Any] | None:
     try:
         arguments = _decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise invalid("'arguments' must be a JSON object, written as a string.", param)
-    return arguments
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def pair_results(messages: list[dict[str, Any]], where: Callable[[int], str]) -> list[dict[str, Any]]:

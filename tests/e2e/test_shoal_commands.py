@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -122,6 +123,12 @@ class Terminal:
             self.seen += self._decoder.decode(os.read(self.keyboard, 65536))
 
 
+def take_terminal(screen: int) -> None:
+    """Of a new session; and as a person's shell starts it, whatever started the tests: Ctrl-C is not ignored."""
+    os.close(os.open(os.ttyname(screen), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def terminal(running, *arguments):
     """On a terminal of its own, whose Ctrl-C reaches the command as a signal."""
@@ -129,7 +136,7 @@ def terminal(running, *arguments):
     environ = {**running.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     process = subprocess.Popen(
         (*SHOAL, *arguments), env=environ, stdin=screen, stdout=screen, stderr=screen,
-        start_new_session=True, preexec_fn=lambda: os.close(os.open(os.ttyname(screen), os.O_RDWR)),
+        start_new_session=True, preexec_fn=lambda: take_terminal(screen),
     )  # fmt: skip
     os.close(screen)
     try:

@@ -8,6 +8,7 @@ import pytest
 from shoal_contracts.errors import BadRequest, Refused, ShoalError, Unavailable
 from shoal_contracts.ids import pack_u32
 from shoal_contracts.v1 import common_pb2 as pb
+from shoal_gateway.metrics import CATALOGUE
 from shoal_gateway.ports import EndReason, Fallback
 from shoal_gateway.receipt import Receipt
 from shoal_gateway.request import Placement, Prompt, ServedModel, TokenBatch
@@ -103,9 +104,11 @@ async def test_silent_worker_is_cancelled_before_the_next_is_asked() -> None:
 async def test_worker_that_let_its_time_pass_is_asked_last_for_a_while() -> None:
     fleet, clock = FakeFleet({"a": None, "b": True}), VirtualClock()
     step = a_step(fleet, clock=clock)
+    before = CATALOGUE.value("peers_put_aside_total", role="decode")
     for _ in range(2):
         await step.run(a_placement(), NoSink(), Receipt("r1"))
     assert [offer.instance_id for offer in fleet.offers] == ["a", "b", "b"]
+    assert CATALOGUE.value("peers_put_aside_total", role="decode") == before + 1
     await clock.advance(ASIDE_S)
     await step.run(a_placement(), NoSink(), Receipt("r1"))
     assert [offer.instance_id for offer in fleet.offers] == ["a", "b", "b", "a", "b"]

@@ -69,6 +69,12 @@ SETTLE_DROPPED = CATALOGUE.counter(
     "Claims of blocks that could not be delivered to the index.",
     action="Blocks of these requests expire earlier than they should; look at kvindex.",
 )
+PUT_ASIDE = CATALOGUE.counter(
+    "peers_put_aside_total",
+    "Times a peer did not answer or broke a connection, so that others are asked first for a while.",
+    ["role"],
+    action="Grows without restarts of that role: an instance beats and does not serve; look at it, or at the network.",
+)
 BROKEN_ACCOUNTS = CATALOGUE.counter(
     "broken_accounts_total",
     "Settled requests whose accounts do not add up, by the rule that they break.",

@@ -7,6 +7,7 @@ idle, be asked first, and cost every request its time-out.
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from shoal_gateway.metrics import PUT_ASIDE
 from shoal_runtime.clock import Clock
 
 ASIDE_S = 10.0
@@ -15,9 +16,10 @@ Peer = TypeVar("Peer")
 
 
 class SilentPeers:
-    """Of one role; used on one event loop."""
+    """Of one role, by its name in metrics; used on one event loop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, role: str, clock: Clock) -> None:
+        self._role = role
         self._clock = clock
         self._until_s: dict[str, float] = {}
 
@@ -26,6 +28,7 @@ class SilentPeers:
         now_s = self._clock.monotonic()
         self._until_s = {name: until_s for name, until_s in self._until_s.items() if until_s > now_s}
         self._until_s[instance_id] = now_s + ASIDE_S
+        PUT_ASIDE.labels(self._role).inc()
 
     def last(self, peers: Iterable[Peer], name: Callable[[Peer], str]) -> list[Peer]:
         """The same order, but for those: they come behind all others."""

@@ -45,7 +45,7 @@ class KvIndexLink:
         self._level = LEVELS[handoff_level]
         self._channels = Channels(process, fleet, fleet_pb2.KVINDEX, CLOSE_AFTER_CALLS * max(match_s, SETTLE_S))
         self._settles = 0
-        self._silent = SilentPeers(process.clock)
+        self._silent = SilentPeers("kvindex", process.clock)
         process.stack.push_async_callback(self._channels.close)
 
     async def match(self, claim: BlockClaim, *, hold_s: float, pending_s: float) -> Matched:

@@ -155,7 +155,7 @@ class TokenizerLinks:
         self._encode_s = encode_s
         self._channels = Channels(process, fleet, fleet_pb2.TOKENIZER, CLOSE_AFTER_CALLS * encode_s)
         self._links: dict[str, _TokenizerConnection] = {}
-        self._silent = SilentPeers(process.clock)
+        self._silent = SilentPeers("tokenizer", process.clock)
         self._calls = asyncio.Semaphore(MAX_CALLS)
         fleet.on_change(self._on_change)
         process.stack.push_async_callback(self.close)

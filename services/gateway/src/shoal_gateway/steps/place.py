@@ -36,7 +36,7 @@ class PlaceStep:
         self._fleet = fleet
         self._policy = policy
         self._limits = limits
-        self._silent = SilentPeers(clock)
+        self._silent = SilentPeers("decode", clock)
         self._lines: dict[str, asyncio.Lock] = {}
 
     async def run(self, placement: Placement, sink: TokenSink, receipt: Receipt) -> PlacedRequest:
